@@ -3,6 +3,7 @@
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
 from torch import Tensor
 
@@ -37,12 +38,21 @@ class Named:
         return values
 
 
+class _Planned(Protocol):
+    """What plans know of a factor: the names of its dims, and whether many products have it."""
+
+    @property
+    def names(self) -> tuple[str, ...]: ...
+    @property
+    def fixed(self) -> bool: ...
+
+
 Step = tuple[int, int, tuple[str, ...]]
 """Multiply the factors at two places, or take one (-1), and sum names out; append the result."""
 
 
 def plan_steps(
-    factors: Sequence[Named], over: Sequence[str], sizes: Mapping[str, int]
+    factors: Sequence[_Planned], over: Sequence[str], sizes: Mapping[str, int]
 ) -> list[Step]:
     """The order of products and sums: variable after variable, the cheapest first.
 

@@ -3,7 +3,8 @@
 One step of the order is computed at a time, for all items, places and labels. It reads whole steps
 of before, so a link from N labels to N is one matrix product: nothing has an entry for each step
 and pair of labels. An input is gathered for all steps at once, and takes as much as it is read.
-This is the reference that the executor is compared with, and what answers where that does not.
+This is the reference for `executor` and `logsums`, and what has maxima, counts, and derivatives of
+derivatives where these have none.
 
 Which places a step reads depends on the sizes alone, so it is worked out once for a program and
 sizes (`Layout`) and kept.
@@ -22,6 +23,7 @@ from torch import Tensor
 from rdpgraph._core.cache import cached_property, remembered
 from rdpgraph.recurrences.affine import Affine
 from rdpgraph.recurrences.contraction import Named, Step, contract, plan_steps
+from rdpgraph.recurrences.links import with_links
 from rdpgraph.recurrences.program import Array, Lookup, Program, Read, Rule, Table, inside
 from rdpgraph.recurrences.semirings import Prepared, Semiring
 
@@ -107,6 +109,11 @@ class _Shape:
         """How many places a step has."""
         return math.prod(self.places.values())
 
+    @property
+    def is_plain(self) -> bool:
+        """Whether a step's cells are those of its places: the order gives the axis that is left."""
+        return self.solved is not None or not self.table.order.names & {*self.table.axes}
+
     def coordinates(self) -> dict[str, Affine]:
         """Every axis by the step and the places."""
         found = {axis: Affine.of(axis) for axis in (*self.places, *self.labels)}
@@ -157,6 +164,22 @@ class Layout:
         """The variables that a rule sums over and that are no labels."""
         return [name for name in rule.over if name not in self.program.labels]
 
+    def gathered(self, rule: Rule, factor: Read) -> tuple[list[Affine | Lookup], list[int]]:
+        """The indices of an input by step, places, loops and labels; which are labels alone."""
+        shape, labels = self.shapes[rule.table], self.program.labels
+        moves = shape.coordinates() if shape.solved else {}
+        at = [form.substitute(moves) for form in factor.index]
+        bare = [form.bare for form in at]
+        kept = [k for k, name in enumerate(bare) if name in labels and bare.count(name) == 1]
+        return at, kept
+
+    def gathered_names(self, rule: Rule, factor: Read) -> tuple[str, ...]:
+        """The dims of an input that was read at all steps, places and loops of a rule."""
+        at, kept = self.gathered(rule, factor)
+        taken = [form for k, form in enumerate(at) if k not in kept]
+        names = [n for n in (*self.ranges, STEP) if any(n in form.names for form in taken)]
+        return (*names, *(str(at[k].bare) for k in kept))
+
     def _term(self, number: int, rule: Rule, step: int) -> _Term | None:
         shape = self.shapes[rule.table]
         dims = [*shape.places, *self.loops(rule)]
@@ -169,7 +192,7 @@ class Layout:
             if axis not in self.program.labels and axis not in grid:
                 grid[axis] = evaluate_form(form, grid)
         holds = np.ones([self.ranges[name] for name in dims], dtype=bool)
-        for form in self._conditions(rule):
+        for form in self.conditions(rule):
             if not form.names & self.program.labels:
                 holds &= evaluate_form(form, grid) >= 0
         if not holds.any():
@@ -195,7 +218,7 @@ class Layout:
         mask = None if holds.all() else torch.from_numpy(holds)
         return _Term(number, box, mask, reads)
 
-    def _conditions(self, rule: Rule) -> list[Affine]:
+    def conditions(self, rule: Rule) -> list[Affine]:
         """Forms that are at least 0 where a rule adds something."""
         table = self.program.by_name[rule.table]
         assert isinstance(table, Table)
@@ -267,6 +290,7 @@ class Run:
         self, program: Program, inputs: Mapping[str, Tensor],
         lengths: Mapping[str, Tensor | int], sizes: Mapping[str, int], semiring: Semiring,
     ) -> None:  # fmt: skip
+        program = with_links(program)
         self.program, self.semiring, self.sizes = program, semiring, sizes
         self.layout = _layout(program, tuple(sorted(sizes.items())))
         self.whole = {a.name: inputs[a.name] for a in program.inputs if a.whole}
@@ -293,14 +317,19 @@ class Run:
             table.order, {**values, **dict(zip(table.axes, index, strict=True))}
         )
 
-    def fill(self) -> None:
-        """Compute all steps of all tables, and of the goals those that items need."""
+    def wanted_steps(self) -> dict[str, set[int]]:
+        """The steps of goals that items need, by table; of other tables all are needed."""
         wanted: dict[str, set[int]] = {}
         read = {factor.array for rule in self.program.rules for factor in rule.factors}
         for goal, (_, order) in zip(self.program.goals, self.ends, strict=True):
             if goal.array not in read:
                 orders = order.tolist() if isinstance(order, Tensor) else [int(order)]
-                wanted[goal.array] = {*orders}
+                wanted.setdefault(goal.array, set()).update(orders)
+        return wanted
+
+    def fill(self) -> None:
+        """Compute all steps of all tables, and of the goals those that items need."""
+        wanted = self.wanted_steps()
         for step in range(self.layout.steps):
             for table in self.program.tables:
                 if step < self.layout.shapes[table.name].steps and (
@@ -415,16 +444,23 @@ class Run:
 
     def _gather(self, rule: Rule, factor: Read) -> Named | list[Named]:
         """An input at the places of a rule; a list of steps if it changes from one to the next."""
+        names = self.layout.gathered_names(rule, factor)
+        values = self.gather(rule, factor, self.inputs[factor.array])
+        if STEP not in names:
+            return Named(values, names, fixed=True)
+        place = names.index(STEP)
+        rest = names[:place] + names[place + 1 :]
+        return [Named(part, rest) for part in values.unbind(1 + place)]
+
+    def gather(self, rule: Rule, factor: Read, values: Tensor) -> Tensor:
+        """(items or 1, *dims) the values of an input in the dims of `Layout.gathered_names`."""
         array, shape = self.program.by_name[factor.array], self.layout.shapes[rule.table]
         assert isinstance(array, Array)
-        values, labels = self.inputs[array.name], self.program.labels
-        moves = shape.coordinates() if shape.solved else {}
-        at = [form.substitute(moves) for form in factor.index]
-        bare = [form.bare for form in at]
-        kept = [k for k, name in enumerate(bare) if name in labels and bare.count(name) == 1]
+        at, kept = self.layout.gathered(rule, factor)
         taken = [k for k in range(len(at)) if k not in kept]
+        names = self.layout.gathered_names(rule, factor)
+        names = names[: len(names) - len(kept)]
         sizes = {**self.layout.ranges, STEP: shape.steps}
-        names = tuple(name for name in sizes if any(name in at[k].names for k in taken))
         values = values.permute(0, *(1 + k for k in (*taken, *kept)))
         places = values.shape[1 : 1 + len(taken)].numel()
         values = values.reshape(len(values), places, *values.shape[1 + len(taken) :])
@@ -432,13 +468,7 @@ class Run:
             dims = [array.dims[k].evaluate(self.sizes) for k in taken]
             flat = self._flat([at[k] for k in taken], dims, names, sizes)
             values = _taken(values, flat)
-        values = values.reshape(len(values), *(sizes[name] for name in names), *values.shape[2:])
-        names += tuple(bare[k] or "" for k in kept)
-        if STEP not in names:
-            return Named(values, names, fixed=True)
-        place = names.index(STEP)
-        rest = names[:place] + names[place + 1 :]
-        return [Named(part, rest) for part in values.unbind(1 + place)]
+        return values.reshape(len(values), *(sizes[name] for name in names), *values.shape[2:])
 
     def _flat(
         self, at: Sequence[Affine | Lookup], dims: Sequence[int], names: tuple[str, ...],

@@ -13,7 +13,7 @@ from rdpgraph.errors import ModelError
 from rdpgraph.logspace.gradients import by_autograd, expectations, is_transformed, mean_scores
 from rdpgraph.model.potentials.potential import checked_log_values
 from rdpgraph.model.potentials.table import as_values, as_whole
-from rdpgraph.recurrences import derivations, executor
+from rdpgraph.recurrences import derivations, executor, logsums
 from rdpgraph.recurrences.derivations import Derived
 from rdpgraph.recurrences.interpreter import evaluate
 from rdpgraph.recurrences.program import Array, Program
@@ -187,7 +187,10 @@ class Bound:
             goal = executor.run_up(program, inputs, lengths, self._sizes, best=True).value
         else:
             self._check_written(flat)
-            goal = evaluate(program, flat, lengths, self._sizes, semiring)
+            if isinstance(semiring, LogSum):
+                goal = logsums.log_partition(program, flat, lengths, self._sizes)
+            else:
+                goal = evaluate(program, flat, lengths, self._sizes, semiring)
             # Where no input has a part in it, the gradient is zero all the same.
             for x in () if goal.requires_grad else (x for x in inputs if x.requires_grad):
                 goal = torch.where(torch.ones_like(goal, dtype=torch.bool), goal, x.sum().to(goal))
