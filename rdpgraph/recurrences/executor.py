@@ -165,10 +165,10 @@ class Plan:
         table = place.table
         ends = {a: size.evaluate(sizes) for a, size in zip(table.axes, table.sizes, strict=True)}
         point: dict[str, Any] = {}
-        inside, before = torch.ones(items, dtype=torch.bool), torch.ones(items, dtype=torch.bool)
+        inside, before = _yes(items), _yes(items)
         for axis, at in zip(table.axes, goal.index, strict=True):
             assert isinstance(at, Affine)
-            index = torch.as_tensor(_number(at, values))
+            index = torch.as_tensor(_number(at, values), device="cpu")
             inside &= (index >= 0) & (index < ends[axis])
             if at.names:
                 before &= index < 0
@@ -176,21 +176,30 @@ class Plan:
         if not any(isinstance(at, Affine) and at.names for at in goal.index):
             before.zero_()
         for form in table.domain:
-            inside &= torch.as_tensor(_number(form, {**sizes, **point})) >= 0
+            inside &= torch.as_tensor(_number(form, {**sizes, **point}), device="cpu") >= 0
         # The strides are those of tables: [step][places][label], and levels [step][rows].
-        step = torch.as_tensor(_number(table.order, {**sizes, **point}))
-        cell = row = step if place.solved else torch.zeros((), dtype=torch.int64)
+        step = torch.as_tensor(_number(table.order, {**sizes, **point}), device="cpu")
+        cell = row = step if place.solved else torch.zeros((), dtype=torch.int64, device="cpu")
         for axis in place.axes:
             cell = cell * ends[axis] + point[axis]
         for axis in place.axes if place.row else place.axes[:-1]:
             row = row * ends[axis] + point[axis]
-        item = torch.arange(items)
+        item = torch.arange(items, device="cpu")
         # Of an item without the cell any number is read, and left out.
         return Goal(
             torch.where(inside, item * records.size + records.at[goal.array] + cell, 0),
             torch.where(inside, item * records.levels + records.level[goal.array] + row, 0),
             torch.where(inside, step, -1), inside, before, bool((inside & ~before).all()),
         )  # fmt: skip
+
+
+def _yes(items: int) -> Tensor:
+    return torch.ones(items, dtype=torch.bool, device="cpu")
+
+
+def _seed(generator: torch.Generator | None) -> int:
+    device = "cpu" if generator is None else generator.device
+    return int(torch.randint(2**62, (), generator=generator, device=device))
 
 
 def _number(form: Affine, values: Mapping[str, Any]) -> Any:
@@ -232,7 +241,7 @@ class Goal:
 
     def places(self, possible: Tensor, records: Records) -> Tensor:
         """(items,) the places of its cells in the tables of an item, -1 for those not reached."""
-        places = self.cells - torch.arange(len(self.cells)) * records.size
+        places = self.cells - torch.arange(len(self.cells), device="cpu") * records.size
         return torch.where(self.reached(possible), places, -1)
 
     def cell_values(self, values: Tensor, possible: Tensor) -> Tensor:
@@ -275,8 +284,8 @@ class _Run:
     def __init__(self, dtype: torch.dtype, items: int, records: Records) -> None:
         self.dtype, self.handle = dtype, None
         # Tables of no cells have a number all the same, which goals outside of them read.
-        self.values = torch.empty(items, records.size or 1, dtype=dtype)
-        self.levels = torch.empty(items, records.levels or 1, dtype=torch.float64)
+        self.values = torch.empty(items, records.size or 1, dtype=dtype, device="cpu")
+        self.levels = torch.empty(items, records.levels or 1, dtype=torch.float64, device="cpu")
         self.records = records
         self.spare: dict[str, Tensor] = {}
         self.keep: tuple[Any, ...] = ()  # what the state points to
@@ -518,7 +527,7 @@ def derivations(
     run, items = up.lease.run, len(up.value)
     draws, seed = 1 if count is None else count, 0
     if count is not None:
-        seed = int(torch.randint(2**62, (), generator=generator))
+        seed = _seed(generator)
     data = _pointers([run.values, *up.inputs])
     found: list[Tensor] = []
     for goal in up.goals:
@@ -592,7 +601,7 @@ def score_reads(inputs: Sequence[Tensor], reads: Tensor, count: int, items: int)
 
 def _reads(run: _Run, many: int) -> Tensor:
     """What the library has noted last."""
-    reads = torch.empty(many, 4, dtype=torch.int64)
+    reads = torch.empty(many, 4, dtype=torch.int64, device="cpu")
     _function("read", run.dtype)(run.handle, reads.data_ptr())
     return reads
 

@@ -300,7 +300,7 @@ class Run:
         counts += [len(x) for x in lengths.values() if isinstance(x, Tensor)]
         self.items = max(counts, default=1)
         some = next(iter(self.inputs.values()), None)
-        self.like = torch.zeros(()) if some is None else some.detach()
+        self.like = torch.zeros((), device="cpu") if some is None else some.detach()
         self.prepared: dict[tuple[object, ...], Prepared] = {}
         self.gathered: dict[tuple[int, int], Named | list[Named]] = {}
         self.done: dict[str, dict[int, Tensor]] = {table.name: {} for table in program.tables}

@@ -131,7 +131,7 @@ class Recurrence(Structure):
 
     def __post_init__(self) -> None:
         """Check the inputs; a `__post_init__` of a subclass calls this one."""
-        bound = self._bind()
+        bound = self._bind(checked=False)
         names = {*field_names(type(self))}
         for name in bound.given:
             if name in names and not isinstance(getattr(self, name), Potential):
@@ -158,16 +158,20 @@ class Recurrence(Structure):
         """
         return {name: getattr(self, name) for name, _ in self.written()[0]}
 
-    def _bind(self, *, double: bool = False, **other: Tensor) -> Bound:
+    def _bind(
+        self, other: Mapping[str, Tensor] | None = None, *, double: bool = False,
+        checked: bool = True,
+    ) -> Bound:  # fmt: skip
         """The program with its inputs, or ``other`` ones; all in float64 if ``double``."""
-        ranks = {array.name: len(array.dims) for array in self.program.inputs}
-        given: dict[str, Any] = {**self.inputs(), **other}
+        program = self.program
+        ranks = {array.name: len(array.dims) for array in program.inputs}
+        given: dict[str, Any] = {**self.inputs(), **(other or {})}
         for name, value in given.items():
             if isinstance(value, Potential):
                 given[name] = value.table(ranks[name])
             if double and isinstance(given[name], Tensor) and given[name].is_floating_point():
                 given[name] = given[name].double()
-        return Bound(self.program, given)
+        return Bound(program, given, checked=checked)
 
     @property
     def batch_shape(self) -> tuple[int, ...]:
@@ -271,7 +275,7 @@ class Recurrence(Structure):
     def _score(self, states: Tensor, wanted: Tensor) -> Tensor:
         every = torch.arange(self._width, device=states.device)
         alone = torch.where(states.unsqueeze(-1) == every, self.unary, -math.inf)
-        bound = self._bind(double=True, **({UNARY: alone} if self._has_sites else {}))
+        bound = self._bind({UNARY: alone} if self._has_sites else None, double=True)
         return bound.log_sum_of_most(UNARY, wanted).to(self.unary)
 
     # ---- the best, and draws ----
@@ -348,7 +352,7 @@ class Recurrence(Structure):
 
         def log_partition(unary: Tensor) -> Tensor:
             scaled = {name: x / temperature for name, x in (logs | {UNARY: unary}).items()}
-            return temperature * self._bind(double=True, **scaled).log_partition()
+            return temperature * self._bind(scaled, double=True).log_partition()
 
         _, (gradient,) = expectations(log_partition, [noisy], tracked=is_tracked(self))
         return gradient
@@ -380,7 +384,7 @@ class Recurrence(Structure):
             return None
         # Whatever the potentials, so that those of one item are as good as those of all.
         blank = self.unary.new_zeros(self.unary.shape[len(self.batch_shape) :])
-        best = self._bind(double=True, **{UNARY: blank}).max_marginals()[UNARY]
+        best = self._bind({UNARY: blank}, double=True).max_marginals()[UNARY]
         unary = torch.where(best > -math.inf, self.unary, -math.inf)
         return Sites(unary, restrict=self.restrict, means=self._means)
 
