@@ -101,6 +101,23 @@ def test_a_hub_of_rows_and_a_hub_of_columns_stay_narrow():
     torch.testing.assert_close(model.log_partition(), general.log_partition)
 
 
+@pytest.mark.parametrize("required", [[], [3], [3, 5]])
+def test_a_row_of_many_columns_of_its_own(required):
+    """More columns than a number has bits; of those that are required one can be met."""
+    odds = draw(1, 100)
+    every = torch.isin(torch.arange(100), torch.tensor(required, dtype=torch.long))
+    model = rg.Matching(odds, every_column=every)
+    weights = torch.cat([torch.zeros(1, dtype=torch.float64), odds[0]])
+    wanted = [weights.logsumexp(0), odds[0, 3], torch.tensor(-math.inf).double()][len(required)]
+    torch.testing.assert_close(model.log_partition(), wanted)
+    across = rg.Matching(odds.mT, every_row=every)
+    torch.testing.assert_close(across.log_partition(), wanted)
+    if not required:
+        chances = (weights - wanted).exp()[1:]
+        torch.testing.assert_close(model.marginals()[0, :, 1], chances)
+        assert model.mode()[0].argmax() == odds[0].argmax()
+
+
 def test_components_are_products():
     first, second = draw(3, 3), draw(2, 3, seed=1)
     both = torch.full((5, 6), -math.inf, dtype=torch.float64)
@@ -222,6 +239,15 @@ def test_graphs_that_are_no_matchings_are_left_to_others():
                 for scope, potential in factors)
             for states in rows.tolist()
         )  # fmt: skip
+
+
+def test_a_pair_that_has_to_be_matched_beats_better_ones_beside_it():
+    """Two pairs of one row and column, and another pair of the row; the first must be matched."""
+    unary = torch.tensor([[-math.inf, -4.0], [-6.0, -3.0], [0.0, 9.0]], dtype=torch.float64)
+    model = rg.Matching(unary=unary, pairs=[[0, 0], [0, 0], [0, 1]])
+    best = model.k_best(3)
+    assert best.states[0].tolist() == model.mode().tolist() == [1, 0, 0]
+    assert best.scores.tolist() == [-10.0, -math.inf, -math.inf]
 
 
 def test_gradients_flow_to_log_odds_twice():

@@ -64,12 +64,11 @@ class Problem:
 
     def _gains(self) -> NDArray[np.float64]:
         """What each edge adds when it is taken; a large number where it has to be."""
-        must = self.off == -math.inf
-        finite = np.where(must, 0.0, self.on - np.where(must, 0.0, self.off))
-        finite = np.where(self.on > -math.inf, finite, 0.0)
-        # More than all others together, so that as many as can be are taken.
-        large = 1.0 + 2.0 * float(np.abs(finite).sum())
-        return np.where(must, self.on + large, finite)
+        must, there = self.off == -math.inf, self.on > -math.inf
+        gains = np.where(there, self.on, 0.0) - np.where(must | ~there, 0.0, self.off)
+        # More than all of them together, so that as many as can be are taken.
+        large = 1.0 + 2.0 * float(np.abs(gains).sum())
+        return gains + np.where(must, large, 0.0)
 
     def others(self, choice: Choice) -> list["Problem"]:
         """The parts of the matchings other than the best one."""

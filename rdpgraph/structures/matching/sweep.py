@@ -49,9 +49,13 @@ class Decision:
     bits: int
     own: int
     required: bool
-    targets: tuple[int, ...]  # the bit of each edge's other vertex; new ones are above `bits`
+    # The bit of each edge's other vertex: above `bits` if it opens, -1 if this is its only edge.
+    targets: tuple[int, ...]
     kept: tuple[int, ...]  # the bits that stay open
     closed: tuple[int, ...]  # bits that must be set because a required vertex closes
+    # Of each choice, none first, whether it takes all vertices that are required and have no edge
+    # but one of these.
+    takes: tuple[bool, ...]
 
     @property
     def entries(self) -> int:
@@ -60,7 +64,9 @@ class Decision:
 
     def step(self) -> Step:
         """Its step; equal ones are shared."""
-        return _step(self.bits, self.own, self.required, self.targets, self.kept, self.closed)
+        return _step(
+            self.bits, self.own, self.required, self.targets, self.kept, self.closed, self.takes
+        )
 
 
 @functools.lru_cache(maxsize=4096)
@@ -76,20 +82,18 @@ def _step(bits: int, *others: object) -> Step:
 
 def _written_out(
     bits: int, own: int, required: bool, targets: tuple[int, ...], kept: tuple[int, ...],  # noqa: FBT001
-    closed: tuple[int, ...],
+    closed: tuple[int, ...], takes: tuple[bool, ...],
 ) -> Step:  # fmt: skip
     states = np.arange(1 << bits)
-    free = np.ones(len(states), dtype=np.bool_)
-    if own >= 0:
-        free = states >> own & 1 == 0
-    # For each choice the matched vertices that it leads to, and where it is allowed.
-    led = np.stack([states, *(states | 1 << bit for bit in targets)])
+    # Whether v, and the vertex that each edge leads to, are not matched before.
+    free = (states >> own & 1 == 0) if own >= 0 else np.ones(len(states), dtype=np.bool_)
     allowed = np.stack([
         ~free if required else np.ones_like(free),
-        *((free & (states >> bit & 1 == 0)) for bit in targets),
+        *(free & ((states >> max(bit, 0) & 1 == 0) | (bit < 0)) for bit in targets),
     ])  # fmt: skip
-    if required and own < 0:
-        allowed[0] = False
+    allowed &= np.array(takes)[:, None]
+    # The vertices that are matched after each choice, and the entry that they lead to.
+    led = np.stack([states, *(states | (1 << bit if bit >= 0 else 0) for bit in targets)])
     for bit in closed:
         allowed &= led >> bit & 1 == 1
     to = np.zeros_like(led)
@@ -160,19 +164,22 @@ def _decisions(ends: bytes, required: bytes) -> list[Decision] | None:
         own = [(edge, other) for edge, other in edges[vertex] if edge not in done]
         if not own:
             continue
-        every = [*opened, *(other for _, other in own)]
-        bit = {one: place for place, one in enumerate(dict.fromkeys(every))}
         for edge, other in own:
             done.add(edge)
             left[vertex] -= 1
             left[other] -= 1
+        # Vertices that open have bits above those that are open; some have no further edge.
+        new = dict.fromkeys(other for _, other in own if other not in opened)
+        bit = {one: place for place, one in enumerate([*opened, *(o for o in new if left[o])])}
         kept = [one for one in bit if left[one] and one != vertex]
         closing = [bit[one] for one in bit if not left[one] and one != vertex and needed[one]]
+        lonely = {one for one in new if not left[one] and needed[one]}
         found.append(
             Decision(
                 tuple(edge for edge, _ in own), len(opened), bit.get(vertex, -1),
-                needed[vertex], tuple(bit[other] for _, other in own),
+                needed[vertex], tuple(bit.get(other, -1) for _, other in own),
                 tuple(bit[one] for one in kept), tuple(closing),
+                (not lonely, *(lonely <= {other} for _, other in own)),
             )
         )  # fmt: skip
         opened = kept
