@@ -294,3 +294,24 @@ def test_what_does_not_fit_says_why(make, message):
     with pytest.raises(rg.errors.ModelError, match=message) as caught:
         make(torch.tensor([[0, 1], [1, 0]]), torch.zeros(2))
     assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_states_that_no_accepted_configuration_has_are_dropped(seed):
+    """Also where the factors of a block accept different ends."""
+    generator = torch.Generator().manual_seed(seed)
+    transitions = torch.randint(4, (4, 2), generator=generator)
+    factors = 1 + seed % 2
+    accept = torch.where(torch.rand(factors, 4, generator=generator) < 0.4, 0.0, -math.inf)
+    accept[:, 1] = torch.where(accept.isfinite().any(1), accept[:, 1], 0.0)
+    potential = rg.Automaton(transitions, accept, 5)
+    x = rg.VariableArray("x", (factors, 5), 2)
+    graph = rg.FactorGraph([rg.FactorBlock(tuple(x[:, slot] for slot in range(5)), potential)])
+    possible = potential.table(5).isfinite()
+    if not bool(possible.flatten(1).any(1).all()):
+        return
+    gone = 0
+    for slot in range(5):
+        others = [dim + 1 for dim in range(5) if dim != slot]
+        gone += int((~possible.amax(others)).sum())
+    assert rg.explain(graph, rg.Loopy()).dropped_states == gone

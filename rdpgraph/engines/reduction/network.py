@@ -14,6 +14,7 @@ from rdpgraph.engines.reduction.consistency import Possible, strike_impossible
 from rdpgraph.model.block import Block
 from rdpgraph.model.evidence import MISSING
 from rdpgraph.model.graph import FactorGraph
+from rdpgraph.model.potentials.automaton import Automaton
 from rdpgraph.model.potentials.lowrank import LowRank
 from rdpgraph.model.potentials.potential import Potential
 from rdpgraph.model.potentials.table import Table
@@ -332,6 +333,10 @@ def _strike_by_messages(possible: Possible, block: HighOrderBlock) -> bool:
     """Strike out states that a block rules out, by sums (faster than maxima); whether any was."""
     sizes = block.potential.slots(block.scopes.shape[1])
     places = [possible.places(block.scopes[:, slot], size) for slot, size in enumerate(sizes)]
+    # That an automaton rules nothing out is seen without messages of all factors.
+    every = all(bool(possible.mask[place].all()) for place in places)
+    if every and isinstance(block.potential, Automaton) and block.potential.allows_every_state():
+        return False
     like = torch.zeros((), dtype=block.potential.dtype, device=block.potential.device)
     with torch.no_grad():
         incoming = [torch.where(possible.mask[place], 0.0, -math.inf).to(like) for place in places]

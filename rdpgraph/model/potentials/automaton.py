@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -143,6 +144,28 @@ class Automaton(Stored):
         # An auxiliary variable has at least one state, even where nothing is possible.
         kept = passed if bool(passed[0].any()) else reached
         return [mask.nonzero().flatten().to(self.device) for mask in kept]
+
+    def allows_every_state(self) -> bool:
+        """Return whether no state of a slot is ruled out while all states of the others are there.
+
+        False where the factors of a block differ in what they accept.
+        """
+        following, accepts = self.transitions.cpu().numpy(), self.log_accept.detach() > -math.inf
+        accepts = accepts.reshape(-1, len(following)).cpu().numpy()
+        if len(accepts) > 1 and bool((accepts != accepts[:1]).any()):
+            return False
+        # The states from which something is accepted, after each slot; then what is reached.
+        alive = [accepts[0]]
+        for _ in range(self.arity):
+            alive.append(alive[-1][following].any(1))
+        reached = np.arange(len(following)) == 0
+        for after in reversed(alive[:-1]):
+            on_the_way = following[reached]
+            if not after[on_the_way].any(0).all():
+                return False
+            reached = np.zeros(len(following), bool)
+            reached[on_the_way.reshape(-1)] = True
+        return True
 
     def messages(
         self, incoming: Sequence[Tensor], *, temperature: float | Tensor = 1.0
