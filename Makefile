@@ -14,7 +14,7 @@ PYTHONS ?= python3.11 python3.12 python3.13
 SECONDS ?= 60
 GALLERY ?= 1
 
-.PHONY: demo test test-all lint check lowest versions fuzz bench docs wheel clean
+.PHONY: demo test test-all lint check lowest versions fuzz bench docs native wheel clean
 .NOTPARALLEL:
 
 demo: $(VENV)/test.stamp  ## the Asia network: its plan, log Z, marginals, and a picture
@@ -75,6 +75,11 @@ bench: $(VENV)/test.stamp $(VENV)/bench.stamp  ## the tables of docs/
 
 docs: $(VENV)/test.stamp $(VENV)/docs.stamp  ## the pages, in build/docs; GALLERY=0 runs no example
 	OMP_NUM_THREADS=1 $(BIN)/python -m sphinx -W --keep-going -q -D plot_gallery=$(GALLERY) -b html docs build/docs
+
+SANITIZED = RDPGRAPH_DEBUG=1 ASAN_OPTIONS=detect_leaks=0 LD_PRELOAD=$(shell c++ -print-file-name=libasan.so)
+
+native: $(VENV)/test.stamp  ## the compiled code of this machine; DEBUG=1: with -O1, -g and sanitizers
+	$(if $(DEBUG),$(SANITIZED)) $(BIN)/python -m rdpgraph.native
 
 wheel: $(VENV)/pip.stamp  ## a wheel with the compiled library for this platform, in dist
 	$(BIN)/python -m pip --disable-pip-version-check wheel --no-deps --wheel-dir dist .

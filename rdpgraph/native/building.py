@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import Any
 
 FLAGS = ("-O3", "-std=c++17", "-shared", "-fPIC")
+_DEBUG_FLAGS = ("-O1", "-g", "-fno-omit-frame-pointer", "-std=c++17", "-shared", "-fPIC")
 LEVELS = {
     "avx512": ("-mavx512f", "-mavx512bw", "-mavx512dq", "-mavx512vl", "-mfma"),
     "avx2": ("-mavx2", "-mfma"),
@@ -70,6 +71,22 @@ PARITIES = Unit("parities", ("ALL",), "-fopenmp")
 TREES = Unit("trees", ("ALL",), "-fopenmp")
 RECURRENCES = Unit("recurrences", ("RECURRENCES_FLOAT", "RECURRENCES_DOUBLE"), "-fopenmp")
 UNITS = (CHAIN, ENTROPIES, GRAPHS, MESSAGES, PARITIES, RECURRENCES, TREES)
+
+
+def flags_here() -> tuple[str, ...]:
+    """The flags of libraries for this machine, for debugging where `is_debugged`.
+
+    The address sanitizer is only for processes that have loaded it first, by LD_PRELOAD.
+    """
+    if not is_debugged():
+        return (*FLAGS, "-march=native")
+    sanitizers = "undefined,address" if "asan" in os.environ.get("LD_PRELOAD", "") else "undefined"
+    return (*_DEBUG_FLAGS, "-march=native", f"-fsanitize={sanitizers}")
+
+
+def is_debugged() -> bool:
+    """Return whether RDPGRAPH_DEBUG=1 asks for libraries to be debugged."""
+    return os.environ.get("RDPGRAPH_DEBUG", "0") not in ("", "0")
 
 
 def compiler() -> str | None:
@@ -154,7 +171,12 @@ def build(
 
 def run(command: list[str], *, seconds: float) -> bytes:
     """Run a command; return its standard error."""
-    return subprocess.run(command, capture_output=True, check=True, timeout=seconds).stderr
+    environment = {key: value for key, value in os.environ.items() if key != "LD_PRELOAD"}
+    # A sanitizer that was loaded for libraries to be debugged is not for the compiler.
+    return subprocess.run(
+        command, capture_output=True, check=True, timeout=seconds,
+        env=environment if is_debugged() else None,
+    ).stderr  # fmt: skip
 
 
 def _synchronised(path: Path) -> None:

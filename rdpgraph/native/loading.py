@@ -27,7 +27,6 @@ from rdpgraph.native import building
 
 _log = logging.getLogger(__name__)
 
-_FLAGS = (*building.FLAGS, "-march=native")
 DTYPES = {torch.float32: "float", torch.float64: "double"}
 """The dtypes that kernels compute in, by the suffixes of their names."""
 _UNUSABLE = ".unusable"  # suffix of a marker for a library that does not load where it was built
@@ -106,7 +105,8 @@ class Library:
                 "(Debian: apt install g++; macOS: xcode-select --install).",
             )
         failure = ""
-        for flags in ((*_FLAGS, self.unit.openmp), _FLAGS):
+        own = building.flags_here()
+        for flags in ((*own, self.unit.openmp), own):
             try:
                 library, file = self._cached(compiler, flags)
             except NoFolderError as error:
@@ -121,7 +121,8 @@ class Library:
                 failure = str(error)
             else:
                 lacking = f" It has no OpenMP ({failure})." if failure else ""
-                return library, KernelStatus(file, f"Compiled library {file}, built here.{lacking}")
+                built = "built here, to be debugged" if building.is_debugged() else "built here"
+                return library, KernelStatus(file, f"Compiled library {file}, {built}.{lacking}")
         return None, KernelStatus(
             None,
             f"{compiler} failed to build the library ({failure}); using torch. Put a working C++17 "
@@ -130,6 +131,8 @@ class Library:
 
     def _packaged(self) -> Iterable[tuple[str, Path]]:
         """The package's libraries for this processor, best first, each with its level."""
+        if building.is_debugged():
+            return
         levels = list(building.LEVELS)
         known = torch.backends.cpu.get_cpu_capability().lower()
         for level in levels[levels.index(known if known in levels else "base") :]:

@@ -299,6 +299,20 @@ def test_wheels_hold_the_library_where_there_is_a_compiler(cache, tmp_path):
         assert any(name.endswith(".so") for name in names) == compiled
 
 
+@needs_kernel
+def test_libraries_to_be_debugged_are_files_of_their_own(cache, monkeypatch):
+    """Never the package's, and never taken where nobody debugs."""
+    plain = load()
+    monkeypatch.setenv("RDPGRAPH_DEBUG", "1")
+    building.package()
+    debugged = load()
+    assert debugged.kernel.parent == cache
+    assert debugged.kernel != plain.kernel
+    assert str(debugged).endswith("built here, to be debugged.")
+    monkeypatch.setenv("RDPGRAPH_DEBUG", "0")
+    assert load().kernel.parent == building.PACKAGED
+
+
 def test_types_that_have_no_kernel():
     assert not library.available(torch.float16)
 
