@@ -1,5 +1,7 @@
 """Structures that are declared as recurrences: inputs, and rules in the notation of sums."""
 
+import functools
+import itertools
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -19,10 +21,12 @@ from rdpgraph.model.potentials.potential import Potential
 from rdpgraph.model.potentials.table import as_states
 from rdpgraph.model.restriction import gathered
 from rdpgraph.model.soundness import require_possible
+from rdpgraph.recurrences.affine import Affine
 from rdpgraph.recurrences.declaration import Declared, Input, Lengths, program_of
 from rdpgraph.recurrences.program import Program
 from rdpgraph.recurrences.recurrence import Bound
 from rdpgraph.recurrences.restriction import SAME, STATES, UNARY, label_sites, restrict_rules
+from rdpgraph.structures.chain import paths
 from rdpgraph.structures.draws import (
     checked_best,
     checked_count,
@@ -338,13 +342,21 @@ class Recurrence(Structure):
     ) -> Tensor:
         """(count, *batch, *sites, states) relaxed draws, differentiable.
 
-        A stochastic softmax: marginals at a temperature of the model with Gumbel noise on every
-        state. As the temperature falls to 0 they become the best configuration of the noisy model,
-        which is not an exact draw (Paulus et al. 2020, arXiv:2006.08063).
+        Of a chain, whose rules are those of the example of `Chain`, in which each site is linked to
+        the one before it by one table or by one for each step, they are those of `Chain.rsample`,
+        whose argmaxes are exact draws. Others are a stochastic softmax: marginals at a temperature
+        of the model with Gumbel noise on every state. As the temperature falls to 0 they become the
+        best configuration of the noisy model, which is not an exact draw (Paulus et al. 2020,
+        arXiv:2006.08063).
 
         Raises:
             ModelError: a temperature that is not above 0.
         """
+        chain = self._as_chain()
+        if chain is not None:
+            count = checked_count(count, self.unary.shape)
+            drawn = paths.relaxed(*chain, count, temperature, generator).to(self.unary)
+            return drawn.reshape(count, *self.unary.shape)
         noisy = perturbed(self.unary, count, temperature, generator)
         if not self._has_sites:
             return noisy
@@ -356,6 +368,30 @@ class Recurrence(Structure):
 
         _, (gradient,) = expectations(log_partition, [noisy], tracked=is_tracked(self))
         return gradient
+
+    def _as_chain(self) -> tuple[Tensor, Tensor, Tensor] | None:
+        """The potentials (B, T, N), transition and lengths (B,) of a chain; None for others.
+
+        The transition is (N, N), or (1 or B, 1 or T - 1, N, N).
+        """
+        found = chain_parts(self.program)
+        if found is None or not all(self.unary.shape[-2:]):
+            return None
+        links, ends = found
+        bound, batch = self._bind(), math.prod(self.batch_shape)
+        unary, table = bound.given[UNARY].reshape(batch, *self.unary.shape[-2:]), bound.given[links]
+        dims = next(len(one.dims) for one in self.program.inputs if one.name == links)
+        lead = table.shape[: table.ndim - dims]
+        if math.prod(lead) > 1:
+            table = table.expand(*self.batch_shape, *table.shape[len(lead) :])
+        table = table.reshape(max(1, math.prod(table.shape[:-dims])), -1, *table.shape[-2:])
+        if not table.numel():
+            return None
+        lengths = bound.given.get(ends)
+        if lengths is None:
+            lengths = torch.full((batch,), unary.shape[1], device=unary.device)
+        lengths = lengths.expand(self.batch_shape).reshape(batch)
+        return unary, table[0, 0] if table.shape[:2] == (1, 1) else table, lengths
 
     # ---- a few states ----
 
@@ -455,6 +491,34 @@ class RestrictedRecurrence(Recurrence):
         unary = gathered(self.name, self.unary, states, log_weights, sites=self._dims)
         kept = self.states.expand(*states.shape[:-1], -1).gather(-1, states)
         return RestrictedRecurrence(unary, kept, self.original)
+
+
+@functools.lru_cache(maxsize=256)
+def chain_parts(program: Program) -> tuple[str, str] | None:
+    """The inputs of a chain's transition and of its ends, a size or lengths; None for others.
+
+    The rules are, by other names, those of the example of `Chain`, or with ``links[t - 1, m, n]``.
+    """
+    (goal, *others), inputs = program.goals, [array.name for array in program.inputs]
+    states = [table for table in program.tables if table.name != goal.array]
+    ends = [at for at in goal.index if isinstance(at, Affine)]
+    if others or len(states) != 1 or len(states[0].axes) != 2 or len(ends) != 1:
+        return None
+    a, (t, n), end = states[0].name, states[0].axes, ends[0]
+    last = next(one.axes[0] for one in program.tables if one.name == goal.array)
+    # Every rule as text, with its sum and conditions, compared with those of a chain.
+    found = {
+        (rule.table, frozenset(map(str, rule.factors)), len(rule.over), rule.guards, rule.equal)
+        for rule in program.rules
+    }
+    for m, links in itertools.product(program.labels, inputs):
+        for read in (f"{links}[{m}, {n}]", f"{links}[{t} - 1, {m}, {n}]"):
+            begun = (a, frozenset([f"{UNARY}[0, {n}]"]), 0, (), (Affine.of(t),))
+            way = frozenset([f"{a}[{t} - 1, {m}]", read, f"{UNARY}[{t}, {n}]"])
+            summed = (goal.array, frozenset([f"{a}[{last}, {n}]"]), 1, (), ())
+            if found == {begun, (a, way, 1, (), ()), summed} and end.constant == -1:
+                return links, end.terms[0][0]
+    return None
 
 
 def _arguments(kind: type[Recurrence]) -> tuple[str, ...]:

@@ -147,6 +147,34 @@ def test_answers_are_those_of_the_librarys_class():
     close(*(model.restrict(few, weights).log_partition() for model in (ours, theirs)))
 
 
+class Steps(Chain):
+    transition = Input("T-1 N N")
+    rules = Chain.rules.replace("transition[", "transition[t-1, ")
+
+
+class Whole(Recurrence):
+    unary, transition = Input("T N"), Input("N N")
+    rules = Chain.rules.replace("lengths", "T")
+
+
+@pytest.mark.parametrize("shape", [(3, 3), (2, 4, 3, 3), (4, 3, 3), (2, 3, 3)])
+def test_relaxed_draws_of_chains_are_those_of_the_librarys_class(shape):
+    """Site by site, so that their argmaxes are exact draws."""
+    unary, transition, lengths = draw(2, 5, 3), draw(*shape, seed=1), torch.tensor([5, 2])
+    steps = transition if shape[-3:-2] == (4,) else transition.unsqueeze(-3)
+    steps = steps.expand(2, 4, 3, 3) if len(shape) > 2 else transition
+    kind = Steps if 4 in shape else Chain
+    models = [(rg.Chain(unary, steps, lengths=lengths), kind(unary, transition, lengths))]
+    if len(shape) == 2:
+        models.append((rg.Chain(unary, transition), Whole(unary, transition)))
+    for theirs, ours in models:
+        drawn = [
+            model.rsample(7, temperature=0.4, generator=torch.Generator().manual_seed(3))
+            for model in (theirs, ours)
+        ]
+        close(*drawn)
+
+
 def test_states_that_are_kept_are_looked_up():
     """What is read at the state of a site is data; nothing has the size of all states."""
     program = MODELS["chain"]().restrict(torch.zeros(2, 3, 1).long(), draw(2, 3, 1)).program
@@ -220,10 +248,6 @@ def test_what_does_not_fit_is_refused():
 
 
 def test_a_subclass_takes_the_inputs_of_its_base():
-    class Steps(Chain):
-        transition = Input("T-1 N N")
-        rules = Chain.rules.replace("transition[", "transition[t-1, ")
-
     unary, transition = draw(3, 2), draw(2, 2, 2, seed=1)
     ours, theirs = Steps(unary, transition), rg.Chain(unary, transition)
     close(ours.log_partition(), theirs.log_partition())
