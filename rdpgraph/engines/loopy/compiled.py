@@ -69,7 +69,9 @@ def is_served(equations: Equations) -> bool:
     if equations.unary_device.type != "cpu" or not any(c.count for c in equations.edges.classes):
         return False
     fits = all(_serves(kernel) for kernel in equations.kernels)
-    return fits and LIBRARY.available(equations.dtype)
+    # Places are 32-bit numbers.
+    places = sum(c.size * max(c.count, len(c.variables)) for c in equations.edges.classes)
+    return fits and places < 2**31 and LIBRARY.available(equations.dtype)
 
 
 def _serves(kernel: Kernel) -> bool:
@@ -309,7 +311,7 @@ class CompiledMessages:
             is_automaton=1,
             **self._places(number, slots, [size] * slots),
             **shared,
-            left=self._left(kernel, slots, size),
+            left=self._left(number, kernel, slots, size),
             settled=self._keep(settled),
             settled_item=slots * kernel.count if len(settled) > 1 else 0,
             logs=self._keep(logs.contiguous()),
@@ -323,9 +325,9 @@ class CompiledMessages:
             spread=int(max(leaving, entering)),
         )
 
-    def _left(self, kernel: HighOrderKernel, slots: int, size: int) -> int:
+    def _left(self, number: int, kernel: HighOrderKernel, slots: int, size: int) -> int:
         """The states that are left at each slot of each factor; 0 where all are."""
-        if all(port.size == size for port in kernel.ports):
+        if all(port.size == size for port in self._edges.ports[number]):
             return 0
         left = np.zeros((slots, kernel.count, size), np.int32)
         for port, states in zip(kernel.ports, kernel.states, strict=True):
