@@ -389,7 +389,7 @@ class Recurrence(Structure):
             return None
         lengths = bound.given.get(ends)
         if lengths is None:
-            lengths = torch.full((batch,), unary.shape[1], device=unary.device)
+            lengths = torch.full(self.batch_shape, unary.shape[1], device=unary.device)
         lengths = lengths.expand(self.batch_shape).reshape(batch)
         return unary, table[0, 0] if table.shape[:2] == (1, 1) else table, lengths
 

@@ -286,8 +286,48 @@ def _matching(draws: _Draws) -> rg.Matching:
     )  # fmt: skip
 
 
+class OwnChain(rg.Recurrence):
+    unary, transition, lengths = rg.Input("T N"), rg.Input("N N"), rg.Lengths("T")
+    rules = """
+        a[0, n] += unary[0, n]
+        a[t, n] += a[t-1, m] * transition[m, n] * unary[t, n]
+        goal    += a[lengths-1, n]
+    """
+
+
+class OwnSegments(rg.Recurrence):
+    unary, transition, lengths = rg.Input("T D N"), rg.Input("N N"), rg.Lengths("T")
+    rules = """
+        a[t, n] += unary[t, t, n]
+        a[t, n] += a[t-d-1, m] * transition[m, n] * unary[t, d, n]
+        goal    += a[lengths-1, n]
+    """
+
+
+class OwnTrees(rg.Recurrence):
+    unary, ruled, lengths = rg.Input("T T N"), rg.Input("N N N"), rg.Lengths("T")
+    rules = """
+        b[i, i, a] += unary[i, i, a]
+        b[i, j, a] += b[i, k, l] * b[k+1, j, r] * ruled[a, l, r] * unary[i, j, a]
+        goal       += b[0, lengths-1, a]
+    """
+
+
+def _recurrence(draws: _Draws) -> rg.Recurrence:
+    steps, states = draws.size(1, 2, 3), draws.size(1, 2)
+    batch, pairs = draws.batch, draws.logs(*draws.lead(), states, states)
+    if draws.chance(0.3):
+        return OwnChain(draws.logs(*batch, steps, states), pairs, draws.lengths(steps))
+    if draws.chance(0.5):
+        few = min(steps, 2)
+        unary = draws.logs(*batch, few, draws.size(1, 2), states)
+        return OwnSegments(unary, pairs, draws.lengths(few))
+    ruled = draws.logs(*draws.lead(), states, states, states)
+    return OwnTrees(draws.logs(*batch, steps, steps, states), ruled, draws.lengths(steps))
+
+
 SIDES = ((1, 1), (1, 2), (2, 1), (0, 0), (0, 1), (2, 0))
 KINDS: list[Callable[[_Draws], rg.extend.Structure]] = [
     _chain, _chain, _segments, _segments, _tree, _tree, _dependencies, _derivations, _alignment,
-    _bitext, _mixed, _matching,
+    _bitext, _mixed, _matching, _recurrence,
 ]  # fmt: skip

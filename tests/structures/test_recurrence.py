@@ -166,7 +166,11 @@ def test_relaxed_draws_of_chains_are_those_of_the_librarys_class(shape):
     kind = Steps if 4 in shape else Chain
     models = [(rg.Chain(unary, steps, lengths=lengths), kind(unary, transition, lengths))]
     if len(shape) == 2:
-        models.append((rg.Chain(unary, transition), Whole(unary, transition)))
+        models += [
+            (rg.Chain(unary, transition), kind(unary, transition)) for kind in (Chain, Whole)
+        ]
+        models.append((rg.Chain(unary[0], transition), Chain(unary[0], transition)))
+        models.append((rg.Chain(unary[None], transition), Chain(unary[None], transition)))
     for theirs, ours in models:
         drawn = [
             model.rsample(7, temperature=0.4, generator=torch.Generator().manual_seed(3))
