@@ -127,6 +127,7 @@ RUNS = {
             "WORDS": 3, "BITS": 24, "DECODED": ((0.2, 5),), "MILLION": 4, "LONGEST": 0.0,
         },
     ),
+    "linkage": Tiny("--pairs 60"),
     "lowrank": Tiny("", {"STEPS": 4, "RANK": 2, "WORDS": 4, "PARENT_RANK": 2}, cases),
     "masks": Tiny("", {"SIZES": ((4, 2),)}),
     "matching": Tiny("--rows 30", {"SQUARES": (4.0,), "TRACKS": 6}),
