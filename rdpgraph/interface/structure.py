@@ -3,7 +3,9 @@
 import itertools
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass, fields, is_dataclass, replace
 from typing import Any, ClassVar, Self
 
@@ -414,11 +416,31 @@ class Registry:
 
     def recognise(self, graph: FactorGraph) -> Match | None:
         """The first structure that recognises a graph."""
-        for structure in self._known.values():
-            match = structure.recognise(graph)
-            if match is not None:
-                return match
-        return None
+        kept = _RECOGNISED.get()
+        if kept is not None and kept and kept[0][0] is graph:
+            return kept[0][1]
+        found = (structure.recognise(graph) for structure in self._known.values())
+        match = next((each for each in found if each is not None), None)
+        if kept is not None:
+            kept[:] = [(graph, match)]
+        return match
+
+    @contextmanager
+    def remembering(self) -> Generator[None]:
+        """Within this, a graph that was the last to be recognised is not recognised again.
+
+        What was recognised is forgotten at the end, because tables may be written to.
+        """
+        token = _RECOGNISED.set([])
+        try:
+            yield
+        finally:
+            _RECOGNISED.reset(token)
+
+
+_RECOGNISED: ContextVar[list[tuple[FactorGraph, Match | None]] | None] = ContextVar(
+    "recognised", default=None
+)
 
 
 REGISTRY = Registry()

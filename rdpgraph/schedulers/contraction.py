@@ -19,6 +19,7 @@ from rdpgraph.engines.reduction.network import Network, reduce_graph
 from rdpgraph.engines.solution import Solution
 from rdpgraph.estimate.estimator import Model
 from rdpgraph.estimate.lowrank import AddedVariables, SummedOut, with_ranks
+from rdpgraph.interface.structure import REGISTRY
 from rdpgraph.model.block import Block
 from rdpgraph.model.evidence import MISSING
 from rdpgraph.model.graph import FactorGraph
@@ -227,11 +228,12 @@ def begun(
 
     Raises `BudgetError` if the plan does not fit its budget.
     """
-    circuit = scheduler.circuit(graph)
-    if circuit is None:
-        plan, run = prepared(scheduler, graph, keep=False)
-        require_fit(plan)
-        return plan, run
+    with REGISTRY.remembering():
+        circuit = scheduler.circuit(graph)
+        if circuit is None:
+            plan, run = prepared(scheduler, graph, keep=False)
+            require_fit(plan)
+            return plan, run
     later = _Deferred(scheduler, graph)
     return later.plan, partial(CircuitSolution, graph, circuit, later.solution)
 

@@ -223,3 +223,29 @@ def test_a_registered_structure_answers_for_the_graphs_it_recognises():
     finally:
         REGISTRY.remove(Independent)
     assert rg.infer(graph).plan.route == "forest"
+
+
+def test_a_graph_is_recognised_once_in_a_call_and_again_in_the_next():
+    """What was recognised holds copies of tables, which may be written to between two calls."""
+    asked = []
+
+    class Watched(Independent):
+        @classmethod
+        def recognise(cls, graph):
+            asked.append(graph)
+            return super().recognise(graph)
+
+    sites = rg.VariableArray("x", (4,), 3)
+    values = torch.randn(4, 3, dtype=torch.float64)
+    graph = rg.FactorGraph([rg.FactorBlock((sites,), rg.Table(values))])
+    rg.extend.register(Watched)
+    try:
+        for calls in (1, 2):
+            posterior = rg.infer(graph)
+            assert len(asked) == calls
+            assert posterior.plan.route == "structure"
+            assert torch.allclose(posterior.log_partition, values.logsumexp(1).sum())
+            values[0] += 1.0
+            graph = rg.FactorGraph([rg.FactorBlock((sites,), rg.Table(values))])
+    finally:
+        REGISTRY.remove(Watched)
