@@ -105,6 +105,8 @@ class Recurrence(Structure):
     if TYPE_CHECKING:  # a subclass declares an `Input`, in place of which objects have a tensor
         unary: Any
 
+    why_no_graph = "its rules may score what factors of few sites cannot"
+
     rules: ClassVar[str] = ""
     declared: ClassVar[Declared] = ()
     """The inputs and lengths by name, those of base classes first."""
