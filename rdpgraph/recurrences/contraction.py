@@ -56,7 +56,8 @@ def plan_steps(
 ) -> list[Step]:
     """The order of products and sums: variable after variable, the cheapest first.
 
-    Of variables that cost the same, one of a fixed matrix comes first: that is prepared once.
+    Of variables that cost the same, one of a fixed matrix comes first, which is prepared once, and
+    then one whose sum is smaller.
 
     Args:
         factors: of which the names and whether they are fixed matter.
@@ -75,9 +76,10 @@ def plan_steps(
     left = [*over]
     while left:
         # The cost of a variable is the number of terms of the sum over it.
-        def cost(name: str) -> tuple[int, bool]:
+        def cost(name: str) -> tuple[int, bool, int]:
             names = set[str]().union(*(own for own in alive.values() if name in own))
-            return math.prod(sizes[each] for each in names), name not in in_fixed
+            result = math.prod(sizes[each] for each in names - {name})
+            return math.prod(sizes[each] for each in names), name not in in_fixed, result
 
         first = min(left, key=cost)
         while len(group := [place for place, own in alive.items() if first in own]) > 2:

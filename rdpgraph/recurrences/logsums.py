@@ -30,6 +30,7 @@ from torch import Tensor
 
 from rdpgraph._core.cache import remembered
 from rdpgraph.logspace.gradients import is_transformed, regradient
+from rdpgraph.recurrences.affine import Affine
 from rdpgraph.recurrences.contraction import plan_steps
 from rdpgraph.recurrences.interpreter import STEP, Layout, Run, evaluate, shape_of
 from rdpgraph.recurrences.program import Array, Lookup, Program, Read, Rule, Table
@@ -502,6 +503,11 @@ class Listing:
         for each in self._alone.values():
             self._put_in_series(each)
         self._alone.clear()
+        # Sums read their own results on the way down.
+        for group in self.groups:
+            self.passing -= {
+                one.slot for one in group.operations if isinstance(one, _Sum) and one.dims
+            }
 
     def note_alone(self, number: int, made: _Into) -> None:
         """Note a rule that alone adds to a step, of whose inputs gradients may wait."""
@@ -556,8 +562,9 @@ class Listing:
 
     def _known(self, number: int, rule: Rule) -> _Known:
         shape = self.layout.shapes[rule.table]
-        moves = shape.coordinates() if shape.solved else {}
+        moves = dict(shape.coordinates()) if shape.solved else dict[str, Affine]()
         dims = (*shape.places, *self.layout.loops(rule))
+        conditions = self._settled(rule, shape, moves)
 
         def linear(form: Any, times: int = 1) -> _Linear:
             """A form in the step and dims, times a number."""
@@ -573,11 +580,7 @@ class Listing:
             scaled = {name: value * times for name, value in found.items()}
             return _Linear(constant * times, step * times, scaled)
 
-        conditions = [
-            linear(form)
-            for form in self.layout.conditions(rule)
-            if not form.names & self.program.labels
-        ]
+        conditions = [linear(form) for form in conditions]
         masked = any(len(form.dims) > 1 for form in conditions)
         factors = [
             self._table_factor(table, read, linear)
@@ -587,6 +590,42 @@ class Listing:
         ]
         known = {name for factor in factors for name in factor.names}
         return _Known(dims, conditions, factors, tuple(n for n in rule.over if n in known))
+
+    def _settled(self, rule: Rule, shape: Any, moves: dict[str, Affine]) -> list[Affine]:
+        """Conditions on places and loops, with loops that begin at a place counted from there.
+
+        Of splits k between i and j all that has i <= k is read by k - i, so that what holds is a
+        box. ``moves`` gets what such loops are.
+        """
+        forms = [
+            form for form in self.layout.conditions(rule) if not form.names & self.program.labels
+        ]
+        tables = {table.name for table in self.program.tables}
+        read = {n for f in rule.factors if f.array not in tables for n in f.names}
+        looked = {
+            n for f in rule.factors for at in f.index if isinstance(at, Lookup) for n in at.names
+        }
+        for loop in self.layout.loops(rule):
+            if loop in read | looked:
+                continue
+            for form in forms:
+                at = form.substitute(moves)
+                places = at.names & {*shape.places}
+                others = at.names - places - {loop, STEP} - {*self.sizes}
+                if len(places) == 1 and not others and at.coefficient(loop) == 1:
+                    (place,) = places
+                    begin = Affine.of(loop) - at
+                    if (
+                        at.coefficient(place) == -1
+                        and at.constant <= 0
+                        and not (at.names & {STEP, *self.sizes})
+                    ):
+                        moves[loop] = begin + Affine.of(loop)
+                        # The loop's own range, which its box has no longer.
+                        end = Affine.of(self.layout.ranges[loop] - 1)
+                        forms += [Affine.of(loop), end - Affine.of(loop)]
+                        break
+        return forms
 
     def _table_factor(self, table: Table, read: Read, linear: Any) -> _Factor:
         """Where a rule reads a table."""
@@ -778,6 +817,8 @@ class _Listed:
         labels = tuple(n for n in factor.names if n in listing.program.labels)
         names = (*moving, ITEM, *labels)
         slot = self.slot()
+        if not masked:  # else some of these rows may be computed later, and be others then
+            listing.passing.add(slot)
         sizes = tuple(self.extent[n] for n in names)
         self.made.append(
             _Gather(slot, factor.source, rows, (shape.steps * shape.cells, row), sizes)
@@ -891,6 +932,9 @@ class _Listed:
         other = operands[1] if len(operands) > 1 else None
         made = _Into(operands[0], other, into, first, alone, fits)
         self.made.append(made)
+        if alone:
+            read = {part.slot for part in operands if isinstance(part, _Made)}
+            listing.passing |= read
         if alone and fits:
             listing.note_alone(number, made)
 
@@ -1037,21 +1081,26 @@ class Sums:
             for group in self.listing.groups
             if group.table not in wanted or group.step in wanted[group.table]
         ]
-        dropped: list[int] = []
+        waiting: list[int] = []
         for group in self.groups:
             for operation in group.operations:
                 operation.up(self)
                 if not isinstance(operation, _Into):
-                    dropped.append(operation.slot)  # pyright: ignore
-            # Results that nothing needs any more, checks of lost terms included.
+                    waiting.append(operation.slot)  # pyright: ignore
+            # Checks of lost terms read what products were made of.
             if self.size > _COLLECTED:
                 self._check()
             if not self.unchecked:
-                for slot in dropped:
-                    if not self.tracked or slot in self.listing.passing:
-                        self.made[slot] = None
-                dropped.clear()
+                self._drop(waiting)
         self._check()
+        self._drop(waiting)
+
+    def _drop(self, slots: list[int]) -> None:
+        """Let go of results that nothing needs any more."""
+        for slot in slots:
+            if not self.tracked or slot in self.listing.passing:
+                self.made[slot] = None
+        slots.clear()
 
     # ---- what operations ask for ----
 
@@ -1146,8 +1195,18 @@ class Sums:
         for matrix in self.matrices:
             matrix.begin()
         for group in reversed(self.groups):
+            # Rows are gathered again, which takes less time than keeping them takes memory.
+            gathers = [
+                each
+                for each in group.operations
+                if isinstance(each, _Gather) and self.made[each.slot] is None
+            ]
+            for operation in gathers:
+                operation.up(self)
             for operation in reversed(group.operations):
                 operation.down(self)
+            for operation in gathers:
+                self.made[operation.slot] = None
         for each in self.listing.series:
             each.down(self)
         for matrix in self.matrices:
