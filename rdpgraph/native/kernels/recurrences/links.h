@@ -337,10 +337,14 @@ const Real* Run<Real>::direct(const Stage& g, int64_t item, At s, int64_t p, int
                                           k % c * g.row2_level + (column + j) / g.labels2 * g.column_level];
   };
   double most = -INFINITY;
-  for (int64_t k = 0; !g.slot && k < many * depth; ++k)
+  const int64_t apart = g.row_level || g.row2_level ? 1 : depth;  // from one row with a level of its own to the next
+  for (int64_t k = 0; !g.slot && k < many * depth; k += apart)
     for (int64_t j = 0; j < (g.column_level ? n : 1); ++j) most = std::max(most, level_at(k, j));
   if (!g.slot) *level += most;
-  for (int64_t k = 0; !g.slot && !g.column_level && k < many * depth; ++k) x[k] += Real(level_at(k, 0) - most);
+  for (int64_t k = 0; !g.slot && !g.column_level && (many > 1 || apart == 1) && k < many * depth; k += apart) {
+    const Real more = Real(level_at(k, 0) - most);
+    for (int64_t i = k; i < k + apart; ++i) x[i] += more;
+  }
   if (!is_gathered(g)) return *hop = g.row, from + value(g.table, s, p, 0) + column;
   rows_at.resize(many * depth), columns_at.resize(many * n), gathered.resize(many * depth * n);
   parts_at.resize(g.depth + c + n);
