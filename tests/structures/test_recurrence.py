@@ -262,3 +262,27 @@ def test_a_potential_stands_for_its_table():
     unary, left, right = draw(3, 4), draw(4, 2, seed=1), draw(4, 2, seed=2)
     low = rg.LowRank(left, right)
     close(Chain(unary, low).log_partition(), rg.Chain(unary, low).log_partition())
+
+
+@pytest.mark.parametrize(("batch", "steps"), [((0,), 3), ((2,), 0), ((0,), 0), ((2, 0), 2)])
+def test_no_items_and_no_sites_have_answers(batch, steps, by_torch):
+    """A sequence of no steps has one empty configuration, of score 0."""
+    model = Chain(torch.zeros(*batch, steps, 3), torch.zeros(3, 3))
+
+    def check():
+        log_z = model.log_partition()
+        assert log_z.shape == model.entropy().shape == batch
+        assert steps or not bool(log_z.any())
+        assert model.marginals().shape == model.max_marginals().shape == model.unary.shape
+        assert model.mode().shape == (*batch, steps)
+        assert model.sample(2).shape == (2, *batch, steps)
+        best = model.k_best(2)
+        assert best.states.shape == (2, *batch, steps)
+        close(model.score(best.states[0]), best.scores[0])
+        assert model.rsample(2, temperature=0.5).shape == (2, *model.unary.shape)
+        sites = model.sites()
+        few = sites.restrict(torch.zeros(*sites.unary.shape[:-1], 1).long(), sites.unary[..., :1])
+        assert few.log_partition().shape == batch
+
+    check()
+    by_torch(check)
