@@ -144,6 +144,21 @@ def test_batches_equal_single_items_gated_in_other_places():
         torch.testing.assert_close(model.k_best(4).scores[:, item], single.k_best(4).scores)
 
 
+def test_a_batch_of_no_items_has_answers_of_no_items():
+    model = rg.Matching(torch.zeros(0, 2, 3))
+    assert model.log_partition().shape == (0,)
+    assert model.marginals().shape == model.max_marginals().shape == (0, 2, 3, 2)
+    assert model.mode().shape == (0, 2, 3)
+    assert model.partners(model.mode()).shape == (0, 2)
+    assert model.k_best(2).scores.shape == (2, 0)
+
+
+def test_a_sparse_matrix_stays_as_it_is():
+    given = sparse.coo_matrix(([1.0, 2.0], ([0, 0], [0, 0])))
+    assert rg.Matching(given).log_partition() == torch.tensor([0.0, 3.0]).double().logsumexp(0)
+    assert given.nnz == 2
+
+
 def test_sparse_matrices_and_lists_of_pairs_equal_the_dense_matrix():
     dense = gated(8, 9, 1)
     rows, columns = (dense > -math.inf).nonzero(as_tuple=True)
@@ -335,6 +350,7 @@ WRONG = {
     "pairs of three": lambda: rg.Matching([0.0], pairs=[[0, 2, 1]]),
     "other log-odds": lambda: rg.Matching([0.0, 1.0, 2.0], pairs=[[0, 0], [0, 1]]),
     "a shape beside a matrix": lambda: rg.Matching(torch.zeros(2, 2), shape=(3, 3)),
+    "a shape below 0": lambda: rg.Matching([], pairs=torch.zeros(0, 2).long(), shape=(-1, 2)),
     "no shape": lambda: rg.Matching([0.0], pairs=[[0, 0]], shape=3),
     "flags of other rows": lambda: rg.Matching(torch.zeros(2, 2), every_row=[True]),
     "no flags": lambda: rg.Matching(torch.zeros(2, 2), every_row="yes"),

@@ -498,7 +498,8 @@ class Matching(Structure):
 
     def _flat(self, values: Tensor) -> Tensor:
         """(*lead, P) values of pairs (*lead, *sites)."""
-        return values.reshape(*values.shape[: values.ndim - len(self.pairs.sites)], -1)
+        lead = values.shape[: values.ndim - len(self.pairs.sites)]
+        return values.reshape(*lead, len(self.pairs.ends))
 
     def _parts(self) -> tuple[Tensor, Tensor, Tensor]:
         """(items * P, 2) log-potentials in float64; (items,) a sum, and whether all may be matched.

@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from rdpgraph._core.masked import present
+from rdpgraph._core.numbers import is_whole
 from rdpgraph.errors import ModelError
 from rdpgraph.model.potentials.table import as_values, as_whole, is_array
 
@@ -89,7 +90,7 @@ def read_matrix(given: Any) -> tuple[Integers, tuple[int, int], Tensor, bool]:
     torch the entries that are stored are the pairs, those of value 0 too.
     """
     if hasattr(given, "tocoo"):
-        coo = given.tocoo()
+        coo = given.tocoo(copy=True)  # which duplicates are summed in
         coo.sum_duplicates()
         values = torch.as_tensor(coo.data)
         listed, shape = np.stack([coo.row, coo.col], 1).astype(np.int64), tuple(coo.shape)
@@ -126,10 +127,12 @@ def read_pairs(given: Any, shape: Any) -> tuple[Integers, tuple[int, int]]:
         )
     if shape is None:
         shape = (listed.max(0, initial=-1) + 1).tolist()
-    try:
-        rows, columns = (int(count) for count in shape)
-    except (TypeError, ValueError):
-        raise ModelError(f"Matching needs shape=(rows, columns); got {shape!r:.80}.") from None
+    sizes: tuple[Any, ...] = tuple(shape) if isinstance(shape, Iterable) else ()
+    if len(sizes) != 2 or not all(is_whole(size) for size in sizes):
+        raise ModelError(
+            f"Matching needs shape=(rows, columns), whole numbers >= 0; got {shape!r:.80}."
+        )
+    rows, columns = map(int, sizes)
     if (listed < 0).any() or (listed >= (rows, columns)).any():
         wrong = listed[((listed < 0) | (listed >= (rows, columns))).any(1)][0].tolist()
         raise ModelError(
