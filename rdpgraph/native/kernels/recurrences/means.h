@@ -185,6 +185,8 @@ void Run<Real>::direct_along(const Stage& g, At s, Span span) {
         if (along) for (int64_t j = 0; j < n; ++j) means[j] += row[j] * (turned[k] + along[j]);
         else for (int64_t j = 0; j < n; ++j) means[j] += row[j] * turned[k];
       }
+      // Where another factor of the target forbids a label, the shares above are of nothing and may be huge.
+      for (int64_t j = 0; j < n; ++j) if (!(done[j] > kNever<Real>)) means[j] = 0;
       mean_of(targets[p - span.low], s, item, p, means.data());
     }
 }
