@@ -1,9 +1,14 @@
 """Programs as stages of loops, as the executor takes them; of fixed size, too.
 
-A rule that sums over labels gets its sum from a stage of its own: a link (a row of labels times a
-matrix), a pair (two rows, summed over splits, times a matrix of their pairs), or a sum over labels.
-If such a sum depends on one place alone it is made once for each place, however many rules read it.
+A rule that sums over labels gets its sums from stages of their own, one label after the other: a
+link (a row of labels times a matrix), a pair (two rows, summed over splits, times a matrix of their
+pairs), or a sum over a label. A matrix may be an input, the same everywhere or gathered for each
+place, or a table. If such a sum depends on one place alone it is made once for each place, however
+many rules read it; if on inputs alone, as the scores of words do, once for each of their values.
 What is left of the rules adds up alternatives, entry by entry.
+
+A table has one row of labels. Its other labels are axes as its places are, but no condition ever
+changes along them.
 
 The numbers of the records are expressions in sizes; one generated function gives all of them for
 any sizes, so a new size costs microseconds.

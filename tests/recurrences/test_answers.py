@@ -6,6 +6,7 @@ from collections import Counter
 import pytest
 import torch
 
+from rdpgraph import Input
 from rdpgraph.errors import ModelError
 from tests.recurrences import written
 from tests.recurrences.cases import NAMES, is_compiled, logs, small
@@ -113,6 +114,22 @@ def in_dtype(recurrence, dtype):
 @pytest.mark.parametrize("name", NAMES)
 def test_compiled_code_serves(name):
     assert is_compiled(small(name))
+
+
+@pytest.mark.parametrize(("labels", "compiled"), [("ABCDE", True), ("ABCDEF", False)])
+def test_tables_of_many_labels(labels, compiled):
+    """Up to six indices by compiled code, and more by torch."""
+    cell = ", ".join(["t", *labels.lower()])
+    rules = f"""
+        a[{cell}] += w[{cell}]                     if t == 0
+        a[{cell}] += a[{cell.replace("t", "t-1")}] * w[{cell}]
+        goal += a[{cell.replace("t", "T-1")}]
+    """
+    declared = {"w": Input(" ".join(["T", *labels])), "rules": rules}
+    weights = logs(torch.Generator().manual_seed(0), 3, *[2] * len(labels))
+    recurrence = type("Many", (written.Recurrence,), declared)(weights)
+    assert is_compiled(recurrence) == compiled
+    close(recurrence.log_partition(), weights.sum(0).flatten().logsumexp(0))
 
 
 @pytest.mark.parametrize("hard", [0.0, 0.2])
