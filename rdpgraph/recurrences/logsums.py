@@ -1245,7 +1245,11 @@ def log_partition(
         dtype = next((x.dtype for x in values), torch.float64)
         if dtype.itemsize < 8 and all(x.device.type != "mps" for x in values):
             given = {**given, **{name: given[name].double() for name in logs}}
-        return evaluate(program, given, lengths, sizes, LogSum()).to(dtype)
+        goal = evaluate(program, given, lengths, sizes, LogSum()).to(dtype)
+        # Where no input has a part in it, as where all items are empty, its gradient is zero.
+        for x in () if goal.requires_grad else (x for x in values if x.requires_grad):
+            goal = torch.where(torch.ones_like(goal, dtype=torch.bool), goal, x.sum().to(goal))
+        return goal
 
     wanted = [name for name, x in logs.items() if x.requires_grad and torch.is_grad_enabled()]
     if not _is_listed(program, logs, sizes):

@@ -195,9 +195,6 @@ class Bound:
                 goal = logsums.log_partition(program, flat, lengths, self._sizes)
             else:
                 goal = evaluate(program, flat, lengths, self._sizes, semiring)
-            # Where no input has a part in it, the gradient is zero all the same.
-            for x in () if goal.requires_grad else (x for x in inputs if x.requires_grad):
-                goal = torch.where(torch.ones_like(goal, dtype=torch.bool), goal, x.sum().to(goal))
         return self._batched(goal, 0)
 
     def _check_written(self, flat: Mapping[str, Tensor]) -> None:

@@ -89,6 +89,13 @@ def test_second_derivatives(name, by_torch):
     assert all(bool(part.isfinite().all()) for part in gradients)
 
 
+def test_items_that_are_all_empty_have_zeros(by_torch):
+    chain = written.Chain(torch.randn(2, 4, 3), torch.randn(3, 3), torch.tensor([0, 0]))
+    for name in ("log_partition", "best_score", "entropy"):
+        assert by_torch(getattr(chain, name)).tolist() == [0.0, 0.0]
+    assert not any(bool(x.any()) for x in by_torch(chain.marginals).values())
+
+
 def test_third_derivatives(by_torch):
     function, inputs = of_logs(small("Chain"), lambda chain: chain.log_partition())
 
