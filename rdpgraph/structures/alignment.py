@@ -3,7 +3,6 @@
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from functools import lru_cache
 from typing import Any
 
 import torch
@@ -11,6 +10,7 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from rdpgraph._core.arguments import require_fields
+from rdpgraph._core.cache import remembered
 from rdpgraph._core.numbers import is_whole
 from rdpgraph._core.portable import in_full_precision
 from rdpgraph.errors import ModelError
@@ -151,7 +151,7 @@ def ctc_unary(
     return unary, *ends
 
 
-@lru_cache(maxsize=64)
+@remembered(64)
 def write_rules(moves: tuple[Move, ...], *, linked: bool, local: bool) -> tuple[Declared, str]:
     """The inputs and the rules of alignments.
 
