@@ -7,7 +7,6 @@ import numpy
 
 from rdpgraph.decoding.cosets import CosetDecoder
 from rdpgraph.errors import UnsupportedError
-from rdpgraph.structures.parity.kept import EVENT_COST
 from rdpgraph.structures.parity.model import ParityModel
 
 try:
@@ -30,7 +29,7 @@ class _CompiledParity(_Compiled):
         shots = numpy.unpackbits(
             bit_packed_detection_event_data, axis=1, count=count, bitorder="little"
         )
-        bits = self.decoder.decode_observables(shots).observables.numpy().astype(numpy.uint8)
+        bits = self.decoder.decide(shots).numpy().astype(numpy.uint8)
         return numpy.packbits(bits, axis=1, bitorder="little")
 
 
@@ -39,20 +38,19 @@ class SinterDecoder(_Base):
 
     Args:
         keep: the number of states kept, as for `CosetDecoder`; None: exact.
-        event_cost: as for `ParityModel.kept`.
 
     Raises:
         UnsupportedError: sinter is not installed.
     """
 
-    def __init__(self, keep: int | None = None, *, event_cost: float = EVENT_COST) -> None:
+    def __init__(self, keep: int | None = None) -> None:
         if _Base is object:
             raise UnsupportedError(
                 "SinterDecoder needs sinter, which is not installed: pip install rdpgraph[stim]."
             )
-        self.keep, self.event_cost = keep, event_cost
+        self.keep = keep
 
     def compile_decoder_for_dem(self, *, dem: Any) -> _CompiledParity:
         """A decoder of a detector error model."""
         model = ParityModel.from_dem(dem)
-        return _CompiledParity(CosetDecoder(model, self.keep, self.event_cost))
+        return _CompiledParity(CosetDecoder(model, self.keep))

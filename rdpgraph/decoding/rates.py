@@ -122,7 +122,7 @@ def learn_rates(
         unary = unary if unary.ndim == 3 else unary.unsqueeze(0)
         if keep is None:
             return sweeps.log_cosets(parities, unary, part, observables=False)[:, 0]
-        return soft_sum(kept_cosets(parities, unary, part, keep, 1, -1)[0], -1)
+        return soft_sum(kept_cosets(parities, unary, part, keep, 1, -1)[0][0], -1)
 
     begun, number, best = monotonic(), 0, (inf, values.detach())
 

@@ -205,6 +205,75 @@ def test_all_states_kept_are_exact_and_fewer_bound_from_below():
     assert drawn.standard_error.max() < 1e-6
 
 
+def random_model(seed, dtype=torch.float64):
+    """A random model of 3 to 14 errors with up to 3 observables, and 16 syndromes of it."""
+    rng = np.random.default_rng(seed)
+    checks, errors, seen = rng.integers(1, 8), rng.integers(3, 15), rng.integers(0, 4)
+    density = rng.choice([0.2, 0.35, 0.6])
+    rates = rng.random(errors) ** rng.choice([0.5, 1, 4, 12])
+    rates = np.where(rng.random(errors) < 0.1, rng.integers(0, 2, errors), rates)
+    model = rg.ParityModel.from_rates(
+        rng.random((checks, errors)) < density, torch.tensor(rates, dtype=dtype),
+        observables=rng.random((seen, errors)) < 0.4,
+    )  # fmt: skip
+    drawn = (rng.random((16, errors)) < rates) @ model.checks.matrices[0].numpy().T % 2
+    any_bits = rng.integers(-1 if seed % 2 else 0, 2, (16, checks))
+    return model.condition(np.where(np.arange(16)[:, None] < 10, drawn, any_bits).astype(int))
+
+
+@pytest.mark.parametrize("first", first_short([125, *range(0, 500, 25)], 2))
+def test_intervals_of_kept_states_hold_the_probabilities_of_cosets(first):
+    """Of random models, by P(s, l) as a vector over all syndromes and observables."""
+    dropped = narrow = 0
+    for seed in range(first, first + 25):
+        given = random_model(seed, torch.float32 if seed % 5 == 0 else torch.float64)
+        tolerance = 3e-5 if given.unary.dtype == torch.float32 else 1e-12
+        table = by_flips(rg.ParityModel(given.checks, unary=given.unary[0].double()))
+        numbers = torch.arange(len(table)).unsqueeze(1) >> torch.arange(given.checks.num_checks) & 1
+        exact = torch.stack([
+            table[((numbers == row) | (row < 0)).all(1)].sum(0) for row in given.syndrome
+        ])  # fmt: skip
+        mass, there = exact.sum(1), exact.sum(1) > 0
+        for states in (1, 2, 3, 5, 9):
+            kept = given.kept(states)
+            most = torch.logaddexp(kept.log_partition, kept.log_dropped).exp()
+            assert bool((kept.log_partition.exp() <= mass * (1 + tolerance) + 1e-300).all())
+            assert bool((most >= mass * (1 - tolerance)).all())
+            lower, upper = kept.interval
+            chances = exact[there] / mass[there].unsqueeze(1)
+            assert bool((lower[there] <= chances + tolerance).all())
+            assert bool((upper[there] >= chances - tolerance).all())
+            dropped += int((kept.log_dropped > -math.inf).sum())
+            narrow += int((upper - lower < 0.5).sum())
+    assert dropped > 200  # states were dropped
+    assert narrow > 2000  # and intervals tell something
+
+
+def test_bounds_hold_what_more_states_keep():
+    """Where more than 64 checks are open: of models that no sweep answers."""
+    for seed, density, rate in itertools.product(range(4), (0.03, 0.1), (0.01, 0.1)):
+        rng = np.random.default_rng(seed)
+        rows = torch.tensor(rng.random((100, 300)) < density)
+        model = rg.ParityModel.from_rates(
+            rows, torch.full((300,), rate).double(), observables=rows[:1]
+        )
+        given = model.condition(model.syndrome_of(torch.tensor(rng.random((5, 300)) < rate))[0])
+        few, more = given.kept(4), given.kept(64)
+        assert bool((few.log_dropped > -math.inf).all())
+        for most in (few, more):
+            bound = torch.logaddexp(most.log_partition, most.log_dropped)
+            assert bool((bound >= torch.maximum(few.log_partition, more.log_partition)).all())
+
+
+def test_equal_ranks_do_not_drop_each_other():
+    rng = np.random.default_rng(0)
+    model = rg.ParityModel.from_rates(
+        torch.tensor(rng.random((12, 40)) < 0.3), torch.full((40,), 0.5).double()
+    )
+    kept = model.condition(torch.zeros(12, dtype=torch.long)).kept(8)
+    assert kept.log_partition > -math.inf
+
+
 def test_errors_of_replicates_that_miss_mass_know_of_it():
     given = memory(3, 2, 0.05).condition(np.random.default_rng(1).integers(-1, 2, (40, 6)))
     exact = given.log_cosets()

@@ -4,7 +4,7 @@
 
 #include <array>
 
-#include "parity.h"
+#include "ahead.h"
 
 namespace {
 
@@ -54,37 +54,77 @@ struct Tape {
   }
 };
 
-// The states of largest rank: mass times `cost` for each event still to be explained. With a seed the
-// others are sampled in proportion to their rank, and weighted by the inverse probability.
+// The states of largest rank: mass times the estimate of what is ahead. With a seed the others are
+// sampled in proportion to their rank, and weighted by the inverse probability; else the bounds on
+// what is ahead of them are summed.
 template <int N> struct Kept {
+  // A factor of each state, a product over the open checks, and that of the state which an error makes.
+  struct Factors {
+    std::vector<double> own, flipped;
+    std::vector<Ahead::Pair> slots;
+
+    // The states pass an edge: the pair of its slot becomes `next`.
+    void pass(const std::vector<Key<N>>& keys, int64_t slot, const Ahead::Pair& next) {
+      const int64_t word = slot / 64, bit = slot % 64;
+      Ahead::Pair& old = slots[slot];
+      double stay[2], move[2];
+      for (int b = 0; b < 2; ++b) {  // what is impossible stays so
+        stay[b] = old.of[b] > 0 ? next.of[b] / old.of[b] : 0;
+        move[b] = old.of[b] > 0 ? next.of[1 - b] / old.of[b] : 0;
+      }
+      auto times = [](double x, double y) { return y > 0 && x > 0 ? std::max(x * y, kLeast) : 0; };
+      for (size_t i = 0; i < keys.size(); ++i) {
+        const int b = keys[i][word] >> bit & 1;
+        own[i] = times(own[i], stay[b]), flipped[i] = times(flipped[i], move[b]);
+      }
+      old = next;
+    }
+
+    // Two states make each other. Where the error is certain, one may be possible only as the other's.
+    void meet(size_t i, size_t j) {
+      own[i] = std::max(own[i], flipped[j]), own[j] = std::max(own[j], flipped[i]);
+    }
+
+    // Divides all by the largest; returns its logarithm.
+    double level() {
+      double top = 0;
+      for (double x : own) top = std::max(top, x);
+      if (!(top > 0)) return 0;
+      for (double& x : own) x /= top;
+      return std::log(top);
+    }
+    static constexpr double kLeast = 1e-280;
+  };
+
   const Parity& p;  // steps: kind, slot, number
   const Key<N>* masks;
-  int64_t most, seen;
-  double cost;
+  int64_t most, seen, sweep;
+  Ahead ahead;
+  bool bounded;
   std::vector<Key<N>> keys;
-  std::vector<double> mass, ranks, sorted, power;
+  std::vector<double> mass, ranks, sorted;
+  Factors estimate, bound;
+  double logs = 0, log_bound = 0;         // of the scales of masses, and of bounds
+  double lost = 0, by_bound = 0, by_sum = 0;  // the bound on what was dropped; factors of its parts
   std::vector<int32_t> table;
   bool stale = true;
   uint64_t state = 0;
   Tape* tape = nullptr;
 
-  Kept(const Parity& parity, const uint64_t* given, int64_t keep, int64_t observables, double each)
+  // The first `steps` steps are swept; the others are looked at. `bounds`: what is dropped is bounded.
+  Kept(const Parity& parity, const uint64_t* given, const int64_t* open, int64_t keep,
+       int64_t observables, int64_t steps, bool bounds)
       : p(parity), masks(reinterpret_cast<const Key<N>*>(given)), most(keep), seen(observables),
-        cost(each), power(64 * N + 1, 1.0) {
-    for (int64_t i = 1; i <= 64 * N; ++i) power[i] = power[i - 1] * cost;
+        sweep(steps),
+        ahead(parity, steps, given, N, observables, std::vector<int32_t>(open, open + 64 * N)),
+        bounded(bounds) {
+    for (Factors* each : {&estimate, &bound}) each->slots.assign(64 * N, {{1, 1}});
     int64_t room = 8;
     while (room < 4 * most) room *= 2;
     table.resize(room);
   }
 
   double uniform() { return double((state = Sweep::hashed(state)) >> 11) * 0x1p-53; }
-
-  double weight_of(const Key<N>& key) const {
-    int events = 0;
-    for (int k = 0; k + 1 < N; ++k) events += __builtin_popcountll(key[k]);
-    const uint64_t low = seen ? (uint64_t(1) << (64 - seen)) - 1 : ~uint64_t(0);
-    return power[events + __builtin_popcountll(key[N - 1] & low)];
-  }
 
   int64_t place(const Key<N>& key) const {
     uint64_t h = 0;
@@ -101,6 +141,25 @@ template <int N> struct Kept {
     stale = false;
   }
 
+  // An upper bound on the part of P(s) that comes of a mass, by its factor of `bound`.
+  double dropped(double m, double factor) const {
+    return factor > 0 ? m * std::min(factor * by_bound, by_sum) : 0;  // no error explains it
+  }
+
+  // Factors of all states after step t, and of those that its error makes.
+  void look(int64_t t, const int8_t* s) {
+    estimate.flipped = estimate.own;
+    if (bounded) bound.flipped = bound.own;
+    for (int64_t j = ahead.start[t]; j < ahead.start[t + 1]; ++j) {
+      if (s[ahead.check[j]] < 0) continue;
+      estimate.pass(keys, ahead.slot[j], Ahead::pair(ahead.after[j]));
+      if (bounded) bound.pass(keys, ahead.slot[j], ahead.bound[j]);
+    }
+    if (!bounded) return;
+    by_bound = std::exp(logs + log_bound + ahead.log_bound[t + 1] - ahead.log_most());
+    by_sum = std::exp(logs + ahead.log_sum[t + 1] - ahead.log_most());
+  }
+
   void flip(int64_t column, const Key<N>& mask, double q, double odd, bool sampled) {
     const size_t count = keys.size();
     if (tape) tape->begin(column, count, mass.data());
@@ -113,7 +172,7 @@ template <int N> struct Kept {
     double least = 0;
     if (int64_t(count) >= most) {
       least = kFar;
-      for (size_t i = 0; i < count; ++i) least = std::min(least, mass[i] * weight_of(keys[i]));
+      for (size_t i = 0; i < count; ++i) least = std::min(least, mass[i] * estimate.own[i]);
     }
     double sum = sampled ? uniform() : 0;
     for (size_t i = 0; i < count; ++i) {
@@ -126,18 +185,22 @@ template <int N> struct Kept {
         const double a = mass[i], b = mass[j];
         mass[i] = q * a + odd * b, mass[j] = q * b + odd * a;
         if (tape) tape->pair(i, j), tape->pair(j, i);
+        estimate.meet(i, j);
+        if (bounded) bound.meet(i, j);
         continue;
       }
       double added = odd * mass[i], factor = 1;
       mass[i] *= q;
-      const double rank = added * weight_of(other);
-      if (!(rank > 0)) continue;
-      if (rank < least) {
-        if (!sampled || (sum += rank / least) < 1) continue;
+      const double rank = added * estimate.flipped[i];
+      if (rank < least || !(rank > 0)) {
+        if (bounded) lost += dropped(added, bound.flipped[i]);
+        if (!sampled || !(rank > 0) || (sum += rank / least) < 1) continue;
         sum -= 1, factor = least / rank, added *= factor;
       }
       if (tape) tape->add(i, factor);
       keys.push_back(other), mass.push_back(added);
+      estimate.own.push_back(estimate.flipped[i]);
+      if (bounded) bound.own.push_back(bound.flipped[i]);
       table[at] = keys.size();
     }
     if (q == 0) drop([&](size_t i) { return mass[i] > 0; });
@@ -151,22 +214,31 @@ template <int N> struct Kept {
       const double before = mass[i];
       if (!stays(i)) continue;
       if (tape) tape->add(i, before > 0 ? mass[i] / before : 1);
+      estimate.own[kept] = estimate.own[i];
+      if (bounded) bound.own[kept] = bound.own[i];
       keys[kept] = keys[i], mass[kept++] = mass[i];
     }
     stale |= kept < keys.size();
-    keys.resize(kept), mass.resize(kept);
+    keys.resize(kept), mass.resize(kept), estimate.own.resize(kept);
+    if (bounded) bound.own.resize(kept);
   }
 
   void prune(bool sampled) {
     const size_t count = keys.size();
     ranks.resize(count);
-    for (size_t i = 0; i < count; ++i) ranks[i] = mass[i] * weight_of(keys[i]);
+    for (size_t i = 0; i < count; ++i) ranks[i] = mass[i] * estimate.own[i];
     sorted = ranks;
     double limit;
     if (!sampled) {
       std::nth_element(sorted.begin(), sorted.begin() + most, sorted.end(), std::greater<double>());
       limit = sorted[most];
-      return drop([&](size_t i) { return ranks[i] > limit; });
+      int64_t ties = most;  // how many of rank `limit` stay
+      for (double rank : ranks) ties -= rank > limit;
+      return drop([&](size_t i) {
+        const bool stays = ranks[i] > limit || (ranks[i] == limit && ties-- > 0);
+        if (!stays && bounded) lost += dropped(mass[i], bound.own[i]);
+        return stays;
+      });
     }
     // Chances min(1, rank / limit) that sum to what is kept (Fearnhead and Clifford 2003).
     std::sort(sorted.begin(), sorted.end());
@@ -187,15 +259,43 @@ template <int N> struct Kept {
     });
   }
 
+  // The messages of this shot, and the factors of the states that are there.
+  void begin(const double* w, const int8_t* s) {
+    std::vector<double> h(p.checks, 1.0);
+    for (int64_t slot = 0; slot < 64 * N; ++slot) {
+      if (ahead.open[slot] < 0) continue;
+      double even = 0, odd = 0;
+      for (size_t i = 0; i < keys.size(); ++i)
+        (keys[i][slot / 64] >> (slot % 64) & 1 ? odd : even) += mass[i];
+      const bool known = s[ahead.open[slot]] >= 0 && even + odd > 0;
+      h[ahead.open[slot]] = known ? (even - odd) / (even + odd) : 0;
+    }
+    ahead.estimate(w, s, h);
+    if (bounded) ahead.bounds(w, s);
+    lost = log_bound = 0;
+    estimate.own.assign(keys.size(), 1.0), bound.own.assign(keys.size(), 1.0);
+    for (int64_t slot = 0; slot < 64 * N; ++slot) {
+      const int64_t c = ahead.open[slot];
+      if (c < 0 || s[c] < 0) continue;
+      for (Factors* each : {&estimate, &bound}) {
+        if (each == &bound && !bounded) continue;
+        each->flipped = each->own, each->slots[slot] = {{1, 1}};
+        each->pass(keys, slot, each == &bound ? ahead.now[c] : Ahead::pair(ahead.h[c]));
+      }
+    }
+  }
+
   // Masses and keys before the first step, and after the last, in `carried` if it is given: their
-  // number, the logarithm of their scale, the erased checks, and each with its mass.
-  void run(int64_t item, int64_t row, uint64_t seed, bool sampled, double* out, int64_t* carried) {
+  // number, the logarithm of their scale, the erased checks, and each with its mass. `missing`: the
+  // logarithm of the bound on what was dropped.
+  void run(int64_t item, int64_t row, uint64_t seed, bool sampled, double* out, double* missing,
+           int64_t* carried) {
     const double* w = p.weights + item * p.stride;
     const int8_t* s = p.syndrome + item * p.checks;
     Key<N> dead{};
     state = Sweep::hashed(seed) ^ Sweep::hashed(row + 1);
     keys.assign(1, Key<N>{}), mass.assign(1, 1.0), stale = true;
-    double logs = 0;
+    logs = 0;
     auto move = [&](auto copy) {  // between these and `carried`
       int64_t count = keys.size(), *from = carried + 2 + N;
       copy(&count, carried, 1), copy(&logs, carried + 1, 1), copy(&dead, carried + 2, N);
@@ -205,22 +305,30 @@ template <int N> struct Kept {
     };
     if (carried && *carried >= 0)
       move([](auto* here, int64_t* other, int64_t n) { std::memcpy(here, other, 8 * n); });
-    for (int64_t t = 0; t < p.count; ++t) {
+    begin(w, s);
+    for (int64_t t = 0; t < sweep; ++t) {
       const int64_t* step = p.steps + 3 * t;
       const int64_t word = step[1] / 64;
       const uint64_t bit = uint64_t(1) << (step[1] % 64);
       if (step[0] == 1) {
         Key<N> mask = masks[step[2]];
         for (int k = 0; k < N; ++k) mask[k] &= ~dead[k];
+        look(t, s);
         flip(step[2], mask, w[2 * step[2]], w[2 * step[2] + 1], sampled);
       } else if (step[0] == 0) {
-        if (s[step[2]] < 0) dead[word] |= bit;
+        const int64_t c = step[2];
+        estimate.slots[step[1]] = Ahead::pair(ahead.opening[c]);
+        if (bounded) bound.slots[step[1]] = ahead.bound_opening[c];
+        if (bounded && s[c] >= 0) log_bound += std::log(ahead.bound_opening[c].of[s[c]]);
+        if (s[c] < 0) dead[word] |= bit;
         if (s[step[2]] != 1) continue;
         for (Key<N>& key : keys) key[word] |= bit;
         stale = true;
       } else {
         dead[word] &= ~bit;
         drop([&](size_t i) { return !(keys[i][word] & bit); });
+        estimate.level();
+        if (bounded) log_bound += bound.level();
         double total = 0;
         for (double m : mass) total += m;
         if (total > 0 && total < kFaint) {
@@ -230,6 +338,10 @@ template <int N> struct Kept {
       }
     }
     if (carried) move([](auto* here, int64_t* other, int64_t n) { std::memcpy(other, here, 8 * n); });
+    if (missing) {
+      *missing = lost == 0 ? -kFar : std::log(lost) + ahead.log_most();
+      if (!(lost >= 0)) *missing = kFar;  // nothing is known
+    }
     if (!out) return;
     const int64_t cosets = int64_t(1) << seen;
     std::fill(out, out + cosets, 0.0);
@@ -244,7 +356,7 @@ template <int N> struct Kept {
     Tape steps;
     std::vector<double> out(int64_t(1) << seen), bar;
     tape = &steps;
-    run(item, row, seed, sampled, nullptr, nullptr);
+    run(item, row, seed, sampled, nullptr, nullptr, nullptr);
     auto coset = [&](size_t i) { return seen ? keys[i][N - 1] >> (64 - seen) : 0; };
     for (size_t i = 0; i < keys.size(); ++i) out[coset(i)] += mass[i];
     for (size_t i = 0; i < keys.size(); ++i)
@@ -255,23 +367,24 @@ template <int N> struct Kept {
   static constexpr double kFar = std::numeric_limits<double>::infinity();
 };
 
-// out: (replicates, items, cosets), or what is pulled there if gradients are wanted. With a seed below
-// 0 none is sampled.
+// out: (replicates, items, cosets), or what is pulled there if gradients are wanted. missing: (items)
+// bounds on what was dropped, or null. With a seed below 0 none is sampled. open: (slots) the checks
+// that are open before the first step; the first `sweep` steps are swept.
 template <int N>
-void kept_states(const Parity& p, const uint64_t* masks, double* out, int64_t* carried,
-                 double* grads, int64_t most, int64_t seen, int64_t replicates, int64_t seed,
-                 double cost, int threads) {
+void kept_states(const Parity& p, const uint64_t* masks, const int64_t* open, double* out,
+                 double* missing, int64_t* carried, double* grads, int64_t most, int64_t seen,
+                 int64_t replicates, int64_t seed, int64_t sweep, int threads) {
   const int64_t room = 2 + N + (most + most / 2) * (N + 1), size = p.stride ? 0 : 2 * p.columns;
   const bool sampled = seed >= 0;
   if (!grads)
     return by_items(p.batch * replicates, threads, [&](int64_t a, int64_t b) {
-      Kept<N> kept(p, masks, most, seen, cost);
+      Kept<N> kept(p, masks, open, most, seen, sweep, missing && !sampled);
       for (int64_t row = a; row < b; ++row)
         kept.run(row % p.batch, row, uint64_t(seed), sampled, out + (row << seen),
-                 carried ? carried + row * room : nullptr);
+                 kept.bounded ? missing + row : nullptr, carried ? carried + row * room : nullptr);
     });
   by_items(p.batch, threads, [&](int64_t a, int64_t b) {
-    Kept<N> kept(p, masks, most, seen, cost);
+    Kept<N> kept(p, masks, open, most, seen, sweep, false);
     std::vector<double> sum(size);  // of all items, where they share the weights
     for (int64_t item = a; item < b; ++item)
       for (int64_t row = item; row < p.batch * replicates; row += p.batch)

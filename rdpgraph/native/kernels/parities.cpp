@@ -28,15 +28,16 @@ void parity_paths(PARITY_GIVEN, uint8_t* found, PARITY_SIZES, int64_t draws, int
   by_shots(p, threads, [&](Sweep& sweep) { sweep.paths(uint64_t(seed), draws, found); });
 }
 
-void parity_kept(PARITY_GIVEN, const uint64_t* masks, double* out, int64_t* carried,
-                 double* grads, PARITY_SIZES, int64_t words, int64_t most, int64_t seen,
-                 int64_t replicates, int64_t seed, double cost, int best, int threads) {
+void parity_kept(PARITY_GIVEN, const uint64_t* masks, const int64_t* open, double* out,
+                 double* missing, int64_t* carried, double* grads, PARITY_SIZES, int64_t words,
+                 int64_t most, int64_t seen, int64_t replicates, int64_t seed, int64_t sweep,
+                 int best, int threads) {
   PARITY;
   const auto run = words == 1   ? kept_states<1>
                    : words == 2 ? kept_states<2>
                    : words <= 4 ? kept_states<4>
                                 : kept_states<8>;
-  run(p, masks, out, carried, grads, most, seen, replicates, seed, cost, threads);
+  run(p, masks, open, out, missing, carried, grads, most, seen, replicates, seed, sweep, threads);
 }
 
 void parity_messages(const int64_t* starts, const int64_t* edges, const int64_t* columns,

@@ -13,13 +13,13 @@ from rdpgraph.logspace.logmatrix import soft_sum
 from rdpgraph.logspace.means import mean_error
 from rdpgraph.native import library
 from rdpgraph.plan.plan import require_room
-from rdpgraph.structures.parity.parities import FLIP, Parities
+from rdpgraph.structures.parity.parities import CLOSE, FLIP, OPEN, Parities, Slots
 from rdpgraph.structures.parity.sweeps import linear, normalised
 
-EVENT_COST = 0.05
-"""Factor of a state's mass for each event still to be explained, when states are compared."""
 WIDER = 16
 """States that an estimate is checked by at most, over those of a replicate: it takes no longer."""
+_ROUNDING = 1e-7
+"""Nats by which a bound is raised, over the rounding of some 10^6 products."""
 _MOST_WORDS = 8  # of 64 bits each, of the open checks and observables of kept states
 
 
@@ -31,6 +31,10 @@ class KeptCosets:
     # estimate of P(s, l).
     log_cosets: Tensor
     bound: str = ""  # ``"lower"`` if nothing is sampled; else empty
+    # (*batch,) nats, if nothing is sampled and bounds are asked for: an upper bound on what all
+    # dropped states together may add to P(s), so that log P(s) is at most
+    # logaddexp(log_partition, log_dropped).
+    log_dropped: Tensor | None = None
     # (*batch, 2^observables) of `log_cosets`, nats, as of `Replicates`: +inf for fewer than four
     # that found mass, no less than the distance to what more states keep. None for one replicate.
     standard_error: Tensor | None = None
@@ -50,6 +54,29 @@ class KeptCosets:
         return soft_sum(self.log_cosets, -1)
 
     @property
+    def interval(self) -> tuple[Tensor, Tensor]:
+        """(*batch, 2^observables) lower and upper ends that hold P(l | s) for certain.
+
+        What was dropped may belong to any coset. So the lower end takes all of it for the others,
+        and the upper end for this one. Where nothing is known, as after sampling and where the
+        syndrome may be impossible, these are 0 and 1.
+        """
+        logs, lost = self.log_cosets, self.log_dropped
+        if lost is None:
+            return torch.zeros_like(logs), torch.ones_like(logs)
+        lost = lost.unsqueeze(-1)
+        total = torch.logaddexp(soft_sum(logs, -1).unsqueeze(-1), lost)
+        there = total > -math.inf
+        scale = torch.where(there, total, 0.0)
+        # Logarithms are rounded to the precision of their size; without losses that is all.
+        slack = torch.finfo(logs.dtype).eps * (4.0 + scale.abs())
+        slack = torch.where(lost > -math.inf, slack, 0.0)
+        known = there & (lost < math.inf)
+        lower = torch.where(known, logs - scale - slack, -math.inf).exp()
+        upper = torch.where(known, torch.logaddexp(logs, lost) - scale + slack, 0.0).exp()
+        return lower, upper.clamp(max=1.0)
+
+    @property
     def probabilities(self) -> Tensor:
         """(*batch, 2^observables) P(l | s), biased and no bound; uniform if no mass is left."""
         return normalised(self.log_cosets)
@@ -57,16 +84,17 @@ class KeptCosets:
 
 def kept_cosets(
     parities: Parities, unary: Tensor, syndrome: Tensor, states: int, replicates: int, seed: int,
-    cost: float = EVENT_COST, *, part: slice = slice(None), carried: Tensor | None = None,
-    zeros: Tensor | None = None,
-) -> Tensor:  # fmt: skip
+    *, part: slice = slice(None), carried: Tensor | None = None, zeros: Tensor | None = None,
+    bounded: bool = False,
+) -> tuple[Tensor, Tensor | None]:  # fmt: skip
     """(replicates, B, 2^observables) log-masses over kept states; compiled only.
 
-    Others are dropped if ``seed`` is below 0, else sampled. ``cost`` multiplies a state's mass for
-    each event still to be explained, when states are compared. A part of the steps goes on with the
-    states carried from that before it, `no_states` at first, and returns its last; later checks
-    are not known then. Gradients are those of the states kept; none where states are carried.
-    ``zeros`` as for `linear`.
+    Also, if ``bounded``, (B,) upper bounds on the log-mass that the dropped states may have added.
+    States are dropped if ``seed`` is below 0, else sampled. States are compared by their masses
+    times an estimate of what is ahead: belief propagation on the checks that are not closed yet. A
+    part of the steps goes on with the states carried from that before it, `no_states` at first, and
+    leaves its own there. Checks of -1 are not known yet, or erased. Gradients are those of the
+    states kept; there are none where states are carried. ``zeros`` as for `linear`.
     """
     slots = parities.slots
     if slots.masks.shape[1] > _MOST_WORDS:
@@ -79,28 +107,56 @@ def kept_cosets(
     weights, missing = linear(unary, slots.merges, zeros)
     if carried is None:  # there are no more
         states = min(states, 2 ** min(parities.open_checks + parities.num_observables, 40))
-    steps = slots.steps[part]
-    threads = library.threads(replicates * len(syndrome) * states * 8.0 * len(steps))
-    require_room(threads * states * (112.0 + 48.0 * slots.masks.shape[1]), f"{states} kept states")
+    # Errors after this part are looked at as long as they flip checks that are open at its end.
+    begin, end, _ = part.indices(len(slots.steps))
+    open_before, horizon = _horizon(slots, begin, end)
+    steps = slots.steps[begin:horizon]
+    threads = library.threads(replicates * len(syndrome) * states * 8.0 * (end - begin))
+    require_room(threads * states * (160.0 + 48.0 * slots.masks.shape[1]), f"{states} kept states")
+    numbers = states, parities.num_observables, replicates, seed, end - begin, 0, threads
+    lost = weights.new_full((len(syndrome),), -math.inf) if bounded and seed < 0 else None
     masses: Any = _Kept.apply(
-        weights, syndrome.contiguous(), steps, slots.masks,
-        (states, parities.num_observables, replicates, seed, cost, 0, threads), carried,
-    )  # fmt: skip
-    later = slots.steps[part][:0] if part.stop is None else slots.steps[part.stop :]
+        weights, syndrome.contiguous(), steps, slots.masks, numbers, (open_before, lost, carried)
+    )
+    later = slots.steps[end:]
     later = weights[:, later[later[:, 0] == FLIP, 2]].sum(-1).log().sum(-1)
-    return masses + (missing + later).unsqueeze(-1)
+    scale = (missing + later).unsqueeze(-1)
+    if lost is not None:  # rounding in the bound is less than its last term
+        lost = lost + scale.detach()[:, 0] + _ROUNDING
+    return masses + scale, lost
+
+
+def _horizon(slots: Slots, begin: int, end: int) -> tuple[Tensor, int]:
+    """The checks that are open before step ``begin``, and where all of those before ``end`` close.
+
+    The checks are (slots,) numbers, -1 where a slot is free.
+    """
+    checks = torch.full((slots.masks.shape[1] * 64,), -1, dtype=torch.long, device="cpu")
+    if not begin and end == len(slots.steps):
+        return checks, end
+    waiting = set[int]()
+    horizon = end
+    for at, (kind, slot, number) in enumerate(slots.steps.tolist()):
+        if at < begin and kind != FLIP:
+            checks[slot] = number if kind == OPEN else -1
+        if at < end and kind == OPEN:
+            waiting.add(number)
+        if kind == CLOSE and number in waiting:
+            horizon = max(horizon, at + 1)
+    return checks, horizon
 
 
 class _Kept(torch.autograd.Function):
     @staticmethod
     def forward(
         ctx: Any, weights: Tensor, syndrome: Tensor, steps: Tensor, masks: Tensor,
-        numbers: tuple[Any, ...], carried: Tensor | None,
+        numbers: tuple[Any, ...], beside: tuple[Any, ...],
     ) -> Tensor:  # fmt: skip
-        ctx.given = syndrome, steps, masks, numbers
+        open_before, lost, carried = beside
+        ctx.given = syndrome, steps, masks, numbers, open_before
         ctx.save_for_backward(weights)
         out = weights.new_empty(numbers[2], len(syndrome), 2 ** numbers[1])
-        _call_kept(weights, *ctx.given, out=out, carried=carried)
+        _call_kept(weights, *ctx.given, out=out, lost=lost, carried=carried)
         return out
 
     @staticmethod
@@ -109,17 +165,18 @@ class _Kept(torch.autograd.Function):
         (weights,) = ctx.saved_tensors
         grads = torch.zeros_like(weights).contiguous()
         pull = gradients[0].double().contiguous()
-        _call_kept(weights, *ctx.given, out=pull, carried=None, grads=grads)
+        _call_kept(weights, *ctx.given, out=pull, grads=grads)
         return grads, None, None, None, None, None
 
 
 def _call_kept(
-    weights: Tensor, syndrome: Tensor, steps: Tensor, masks: Tensor, numbers: tuple[Any, ...], *,
-    out: Tensor, carried: Tensor | None, grads: Tensor | None = None,
+    weights: Tensor, syndrome: Tensor, steps: Tensor, masks: Tensor, numbers: tuple[Any, ...],
+    open_before: Tensor, *, out: Tensor, lost: Tensor | None = None, carried: Tensor | None = None,
+    grads: Tensor | None = None,
 ) -> None:  # fmt: skip
     weights, (batch, checks) = weights.contiguous(), syndrome.shape
     columns = weights.shape[1]
-    tensors = steps, weights, syndrome, masks, out, carried, grads
+    tensors = steps, weights, syndrome, masks, open_before, out, lost, carried, grads
     library.function("parity_kept")(
         *(None if part is None else part.data_ptr() for part in tensors),
         len(steps), 0 if len(weights) == 1 else 2 * columns, checks, columns, batch,
