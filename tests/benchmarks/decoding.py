@@ -1,10 +1,13 @@
 """Decoders on surface codes of stim, on the same shots: logical errors and ms of one core a shot.
 
 Kept states of the full model beside matching (plain and correlated), BP+OSD and tesseract, where
-they are installed, with McNemar's exact p against the first number of states; and messages beside
-those of ldpc on the gross code, learned damping, and learned rates.
+they are installed, with McNemar's exact p against the first number of states; kept states beside
+relay-bp on circuits of the gross code; the reliability of calibrated confidence; and messages
+beside those of ldpc on the gross code, learned damping, and learned rates.
 
     OMP_NUM_THREADS=1 python tests/benchmarks/decoding.py --shots 2000 --keep 60 300
+    OMP_NUM_THREADS=1 python tests/benchmarks/decoding.py --gross --rate 0.004 --shots 300
+    OMP_NUM_THREADS=1 python tests/benchmarks/decoding.py --reliability --rate 0.005 --shots 100000
     OMP_NUM_THREADS=1 python tests/benchmarks/decoding.py --messages
     OMP_NUM_THREADS=1 python tests/benchmarks/decoding.py --damping --shots 4000
     OMP_NUM_THREADS=1 python tests/benchmarks/decoding.py --classical --shots 100
@@ -76,6 +79,158 @@ def two_sided(one: int, other: int) -> float:
     return min(1.0, 2 * tail)
 
 
+def gross_circuit(rate: float, rounds: int = 12) -> Any:
+    """A Z memory of the gross code, with noise after each operation and on idle bits.
+
+    The polynomials and the order of the gates are those of Bravyi et al., "High-threshold and
+    low-overhead fault-tolerant quantum memory" (2024). Detectors are those of the Z checks.
+    """
+    stim = importlib.import_module("stim")
+    size, data = 72, list(range(144))
+    across, checks = list(range(144, 216)), list(range(216, 288))  # ancillas of X and of Z checks
+    a, b = [(3, 0), (0, 1), (0, 2)], [(0, 3), (1, 0), (2, 0)]
+
+    def turned(power: tuple[int, int], sign: int, first: int) -> list[int]:
+        """The bit of each check that a monomial x^i y^j gives, of a block that starts at first."""
+        i, j = power
+        return [
+            first + (x + sign * i) % 12 * 6 + (y + sign * j) % 6
+            for x in range(12)
+            for y in range(6)
+        ]
+
+    x_bits = [turned(one, 1, 0) for one in a] + [turned(one, 1, size) for one in b]
+    z_bits = [turned(one, -1, 0) for one in b] + [turned(one, -1, size) for one in a]
+    code = stim.Circuit()
+    code.append("R", data)
+    code.append("X_ERROR", data, rate)
+    for number in range(rounds):
+        code.append("RX", across)
+        code.append("Z_ERROR", across, rate)
+        code.append("R", checks)
+        code.append("X_ERROR", checks, rate)
+        for x_turn, z_turn in zip([None, 1, 4, 3, 5, 0, 2], [3, 5, 0, 1, 2, 4, None], strict=True):
+            pairs: list[int] = []
+            for at in range(size):
+                pairs += [] if x_turn is None else [across[at], x_bits[x_turn][at]]
+                pairs += [] if z_turn is None else [z_bits[z_turn][at], checks[at]]
+            code.append("CX", pairs)
+            code.append("DEPOLARIZE2", pairs, rate)
+            code.append("DEPOLARIZE1", sorted({*data} - {*pairs}), rate)
+        code.append("Z_ERROR", across, rate)
+        code.append("X_ERROR", checks, rate)
+        code.append("MX", across)
+        code.append("M", checks)
+        code.append("DEPOLARIZE1", data, rate)
+        for at in range(size):
+            seen = [at - size] + ([at - 3 * size] if number else [])
+            code.append("DETECTOR", [stim.target_rec(one) for one in seen])
+    code.append("X_ERROR", data, rate)
+    code.append("M", data)
+    for at in range(size):
+        seen = [z_bits[turn][at] - 144 for turn in range(6)] + [at - size - 144]
+        code.append("DETECTOR", [stim.target_rec(one) for one in seen])
+    rows = np.zeros((2, size, 144), dtype=np.uint8)
+    for kind, bits in enumerate((x_bits, z_bits)):
+        for turn in bits:
+            rows[kind, range(size), turn] ^= 1
+    for number, row in enumerate(logicals(rows[0], rows[1])):
+        seen = [stim.target_rec(int(bit) - 144) for bit in np.flatnonzero(row)]
+        code.append("OBSERVABLE_INCLUDE", seen, number)
+    return code
+
+
+def reduced(rows: Any) -> tuple[Any, list[int]]:
+    """Independent rows of the same span modulo two, in echelon form, and their first columns."""
+    rows, places = rows.copy(), list[int]()
+    for column in range(rows.shape[1]):
+        below = np.flatnonzero(rows[len(places) :, column]) + len(places)
+        if not len(below):
+            continue
+        rows[[len(places), below[0]]] = rows[[below[0], len(places)]]
+        others = np.flatnonzero(rows[:, column])
+        rows[others[others != len(places)]] ^= rows[len(places)]
+        places.append(column)
+    return rows[: len(places)], places
+
+
+def logicals(others: Any, own: Any) -> list[Any]:
+    """Rows that commute with the checks of one kind, and are no sums of those of the other."""
+    echelon, places = reduced(others)
+    span, found = reduced(own)[0], list[Any]()
+    for free in sorted({*range(others.shape[1])} - {*places}):
+        row = np.zeros(others.shape[1], dtype=np.uint8)
+        row[free], row[places] = 1, echelon[:, free]
+        wider = reduced(np.vstack([span, row]))[0]
+        if len(wider) > len(span):
+            span = wider
+            found.append(row)
+    return found
+
+
+def relay(model: rg.ParityModel) -> Callable[[Any], Any]:
+    """What decides on shots by relay-bp's first solution."""
+    scipy = importlib.import_module("scipy.sparse")
+    parts = []
+    for which, size in enumerate((model.checks.num_checks, model.checks.num_observables)):
+        ends = [
+            (row, at) for at, column in enumerate(model.checks.columns) for row in column[which]
+        ]
+        entries = np.ones(len(ends), dtype=np.uint8), tuple(np.array(ends).T)
+        parts.append(scipy.csr_matrix(entries, shape=(size, len(model.checks.columns))))
+    decoder = importlib.import_module("relay_bp").RelayDecoderF64(
+        parts[0], error_priors=model.unary[:, 1].exp().numpy(), gamma0=0.1, pre_iter=80,
+        num_sets=300, set_max_iter=60, gamma_dist_interval=(-0.24, 0.66), stop_nconv=1,
+    )  # fmt: skip
+    return lambda shots: np.stack([parts[1] @ decoder.decode(row) % 2 for row in shots])
+
+
+def gross_code(rate: float, shots: int, keep: list[int]) -> None:
+    """Shots of the gross code's circuit with a wrong observable, of 12."""
+    code = gross_circuit(rate)
+    model = rg.ParityModel.from_dem(code.detector_error_model())
+    events, flips = code.compile_detector_sampler(seed=7).sample(shots, separate_observables=True)
+    events = events.astype(np.uint8)
+    print(f"gross p={rate}: {model.checks}, {model.checks.open_checks} open checks")
+    decoders: list[tuple[str, Callable[[Any], Any]]] = [
+        (f"{states} states", decoding.CosetDecoder(model, keep=states).decide) for states in keep
+    ]
+    try:
+        decoders.append(("relay-bp", relay(model)))
+    except ImportError as error:
+        print(f"  relay-bp: {error}")
+    for name, decide in decoders:
+        begin = time.process_time()
+        wrong = (np.asarray(decide(events)).astype(bool) != flips).any(1)
+        ms = 1e3 * (time.process_time() - begin) / shots
+        print(f"  {name}: {int(wrong.sum())} errors of {shots}, {ms:.2f} ms")
+
+
+def reliability(distance: int, rounds: int, rate: float, shots: int, keep: int) -> None:
+    """Predicted and observed wrong decisions in each group of a calibrated confidence."""
+    code = circuit(distance, rounds, rate)
+    model = rg.ParityModel.from_dem(code.detector_error_model())
+    draw = torch.Generator().manual_seed(0)
+    decoder = decoding.CosetDecoder(model, keep=keep).calibrated(shots, generator=draw)
+    events, flips = code.compile_detector_sampler(seed=7).sample(shots, separate_observables=True)
+    found = decoder.decode_observables(events.astype(np.uint8))
+    wrong = torch.tensor(flips) != found.observables.bool()
+    print(f"d{distance} r{rounds} p={rate}, {keep} states, {shots} shots to measure and to try")
+    worst = 0.0
+    for level in found.confidence.unique():
+        some = found.confidence == level
+        count, seen = int(some.sum()), int(wrong[some].any(1).sum())
+        expected = count * (1 - float(level))
+        # Both counts vary: those of the calibration, and those of these shots.
+        away = (seen - expected) / math.sqrt(2 * expected * float(level))
+        worst = max(worst, abs(away))
+        print(
+            f"  {float(level):.5f}: {count} shots, {seen} wrong, {expected:.1f} expected, "
+            f"{away:+.1f} sigma"
+        )
+    print(f"  {int(wrong.any(1).sum())} wrong; the farthest group is {worst:.1f} sigma away")
+
+
 def codes(distance: int, rounds: int, rate: float, shots: int, keep: list[int]) -> None:
     code = circuit(distance, rounds, rate)
     model = rg.ParityModel.from_dem(code.detector_error_model())
@@ -96,7 +251,7 @@ def codes(distance: int, rounds: int, rate: float, shots: int, keep: list[int]) 
 
     for states in keep:
         decoder = decoding.CosetDecoder(model, keep=states)
-        report(f"{states} states", lambda s, d=decoder: d.decode_observables(s).observables[:, 0])
+        report(f"{states} states", lambda s, d=decoder: d.decide(s)[:, 0])
     for name, decide in peers(code, model):
         report(name, decide)
 
@@ -250,13 +405,20 @@ if __name__ == "__main__":
     parser.add_argument("--rate", type=float, default=0.01)
     parser.add_argument("--shots", type=int, default=2000)
     parser.add_argument("--keep", type=int, nargs="+", default=[60])
+    parser.add_argument("--gross", action="store_true")
+    parser.add_argument("--reliability", action="store_true")
     parser.add_argument("--messages", action="store_true")
     parser.add_argument("--damping", action="store_true")
     parser.add_argument("--classical", action="store_true")
     parser.add_argument("--learned", action="store_true")
     given = parser.parse_args()
     torch.set_num_threads(1)
-    if given.damping:
+    rounds = given.rounds or given.distance
+    if given.gross:
+        gross_code(given.rate, given.shots, given.keep)
+    elif given.reliability:
+        reliability(given.distance, rounds, given.rate, given.shots, given.keep[0])
+    elif given.damping:
         damping(given.shots)
     elif given.learned:
         learned(given.shots)
@@ -265,4 +427,4 @@ if __name__ == "__main__":
     elif given.messages:
         messages(given.shots)
     else:
-        codes(given.distance, given.rounds or given.distance, given.rate, given.shots, given.keep)
+        codes(given.distance, rounds, given.rate, given.shots, given.keep)
