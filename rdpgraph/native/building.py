@@ -66,11 +66,12 @@ class Unit:
 CHAIN = Unit("chain", ("CHAIN_FLOAT", "CHAIN_DOUBLE"), "-fopenmp")
 ENTROPIES = Unit("entropies", ("ALL",), "-fopenmp")
 GRAPHS = Unit("graphs", ("ALL",), "-fopenmp")
+MATCHINGS = Unit("matchings", ("ALL",), "-fopenmp")
 MESSAGES = Unit("messages", ("MESSAGES_FLOAT", "MESSAGES_DOUBLE"), "-fopenmp")
 PARITIES = Unit("parities", ("ALL",), "-fopenmp")
 TREES = Unit("trees", ("ALL",), "-fopenmp")
 RECURRENCES = Unit("recurrences", ("RECURRENCES_FLOAT", "RECURRENCES_DOUBLE"), "-fopenmp")
-UNITS = (CHAIN, ENTROPIES, GRAPHS, MESSAGES, PARITIES, RECURRENCES, TREES)
+UNITS = (CHAIN, ENTROPIES, GRAPHS, MATCHINGS, MESSAGES, PARITIES, RECURRENCES, TREES)
 
 
 def flags_here() -> tuple[str, ...]:

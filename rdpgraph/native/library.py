@@ -29,6 +29,7 @@ _FUNCTIONS = {
         "search_solve": (12, 3, 0, 1),
         "trws_sweeps": (8, 3, 2, 2),
     },
+    "matchings": {"matching_sums": (3, 3, 0, 1), "matching_gradient": (4, 3, 0, 1)},
     "parities": {
         "parity_sums": (4, 6, 0, 2),
         "parity_gradient": (5, 6, 0, 2),

@@ -16,16 +16,20 @@ import math
 from collections import OrderedDict
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 from weakref import WeakKeyDictionary
 
 import numpy as np
 import torch
 from torch import Tensor
+from torch.autograd import Function
 from torch.utils.checkpoint import checkpoint
 
 from rdpgraph._core import tuning
 from rdpgraph._core.cache import cached_property
+from rdpgraph.logspace.gradients import is_transformed, regradient
 from rdpgraph.logspace.logmatrix import soft_sum
+from rdpgraph.native import library
 from rdpgraph.structures.draws import Pick
 from rdpgraph.structures.matching.pairs import Alike, Flags, Pairs, components
 
@@ -318,6 +322,8 @@ class Sweep:
             return self.tables(choices, 1.0)[-1][:, 0]
 
         choices = self.choices(entries)
+        if library.available(torch.float64, "matchings") and not is_transformed():
+            return _LogSums.apply(choices, self)  # pyright: ignore[reportReturnType]
         count = max(1, int(tuning.MATCHING_PART // self.entries))
         if count >= len(choices):
             return part(choices)
@@ -325,6 +331,16 @@ class Sweep:
         if not (choices.requires_grad and torch.is_grad_enabled()):
             return torch.cat([part(each) for each in parts])
         return torch.cat([checkpoint(part, each, use_reentrant=False) for each in parts])
+
+    @cached_property
+    def program(self) -> Tensor:
+        """The decisions as the compiled code reads them, one after another."""
+        numbers: list[int] = []
+        for each in self.decisions:
+            closed = sum(1 << bit for bit in each.closed)
+            numbers += [len(each.edges), each.bits, each.own, each.required, len(each.kept), closed]
+            numbers += [*each.kept, *each.targets, *each.takes]
+        return torch.tensor(numbers, device="cpu")
 
     def descend(self, entries: Tensor, count: int, pick: Pick, temperature: float) -> Tensor:
         """(count, G, E) bool: the edges of matchings, each step's choice by ``pick``."""
@@ -374,3 +390,33 @@ def _largest_by(values: Tensor, groups: Tensor, count: int) -> Tensor:
     flat = values.flatten(1)
     start = flat.new_full((len(flat), count), -math.inf)
     return start.scatter_reduce(1, groups.flatten().expand_as(flat), flat, "amax")
+
+
+class _LogSums(Function):
+    """The sums of `Sweep.log_sums` by compiled code, whose second derivatives are left to torch."""
+
+    @staticmethod
+    def forward(ctx: Any, choices: Tensor, sweep: Sweep) -> Tensor:
+        log_z, choices = choices.new_empty(len(choices)), choices.contiguous()
+        ctx.save_for_backward(choices)
+        ctx.sweep = sweep
+        _call("matching_sums", sweep, choices, log_z)
+        return log_z
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> Any:
+        (choices,), (gradient,) = ctx.saved_tensors, gradients
+        if torch.is_grad_enabled() or is_transformed(gradient):
+            with torch.enable_grad():
+                again = ctx.sweep.tables
+                return *regradient(lambda c: again(c, 1.0)[-1][:, 0], (choices,), gradient), None
+        result = torch.zeros_like(choices)
+        _call("matching_gradient", ctx.sweep, choices, gradient.contiguous(), result)
+        return result, None
+
+
+def _call(name: str, sweep: Sweep, choices: Tensor, *others: Tensor) -> None:
+    """Call a compiled function on all components of a shape."""
+    parts = sweep.program, choices, *others
+    threads = library.threads(len(choices) * sweep.entries * 16.0, len(choices))
+    library.function(name)(*(part.data_ptr() for part in parts), *choices.shape, threads)
