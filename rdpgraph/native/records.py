@@ -9,6 +9,7 @@ import ctypes
 from collections.abc import Iterator, Sequence
 from dataclasses import fields, is_dataclass
 from enum import IntEnum
+from functools import cache
 from typing import Any, get_type_hints
 
 
@@ -52,11 +53,17 @@ def header(source: str, records: Sequence[type], kinds: Sequence[type[IntEnum]] 
 
 def numbers(record: Any) -> Iterator[Any]:
     """The numbers of a record in the order of its struct."""
-    if not is_dataclass(record):
-        yield record
-        return
-    for part in fields(record):
-        yield from numbers(getattr(record, part.name))
+    for name in _names(type(record)):
+        value = getattr(record, name)
+        if is_dataclass(value):
+            yield from numbers(value)
+        else:
+            yield value
+
+
+@cache
+def _names(record: type) -> tuple[str, ...]:
+    return tuple(part.name for part in fields(record))
 
 
 def size(record: Any) -> int:

@@ -2,9 +2,15 @@
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from functools import partial
+from functools import cache
 from math import gcd
 
+import numpy as np
+from numpy.typing import NDArray
+
+_Terms = tuple[tuple[str, int], ...]
+_Row = tuple[int, _Terms, int]  # the size of a coefficient, and a form
+_MOST_NAMES = 8  # of which small numbers are tried, 3^8 of them
 _MOST_ROWS = 600  # inequalities after which a proof is given up; proofs for bitexts take under 200
 
 
@@ -26,32 +32,51 @@ class Affine:
         return cls(((value, 1),)) if isinstance(value, str) else cls((), value)
 
     def __add__(self, other: "Affine | int | str") -> "Affine":
-        other, terms = Affine.of(other), dict(self.terms)
+        if isinstance(other, int):
+            return Affine(self.terms, self.constant + other)
+        return self._plus(Affine.of(other), 1)
+
+    def _plus(self, other: "Affine", sign: int) -> "Affine":
+        terms = dict(self.terms)
         for name, coefficient in other.terms:
-            terms[name] = terms.get(name, 0) + coefficient
-        kept = tuple(sorted((name, times) for name, times in terms.items() if times))
-        return Affine(kept, self.constant + other.constant)
+            terms[name] = terms.get(name, 0) + sign * coefficient
+        kept = [(name, times) for name, times in terms.items() if times]
+        kept.sort()
+        return Affine(tuple(kept), self.constant + sign * other.constant)
 
     def __mul__(self, times: int) -> "Affine":
-        terms = tuple((name, coefficient * times) for name, coefficient in self.terms if times)
-        return Affine(terms, self.constant * times)
+        terms = [(name, coefficient * times) for name, coefficient in self.terms if times]
+        return Affine(tuple(terms), self.constant * times)
 
     def __neg__(self) -> "Affine":
         return self * -1
 
     def __sub__(self, other: "Affine | int | str") -> "Affine":
-        return self + -Affine.of(other)
+        if isinstance(other, int):
+            return Affine(self.terms, self.constant - other)
+        return self._plus(Affine.of(other), -1)
 
     def coefficient(self, name: str) -> int:
         """The coefficient of a name, 0 for one that it lacks."""
-        return next((times for known, times in self.terms if known == name), 0)
+        for known, times in self.terms:
+            if known == name:
+                return times
+        return 0
 
     def substitute(self, values: Mapping[str, "Affine"]) -> "Affine":
         """Replace names by other forms, all at once."""
-        result = Affine((), self.constant)
+        terms, constant = dict[str, int](), self.constant
         for name, times in self.terms:
-            result = result + values.get(name, Affine.of(name)) * times
-        return result
+            value = values.get(name)
+            if value is None:
+                terms[name] = terms.get(name, 0) + times
+                continue
+            constant += times * value.constant
+            for known, coefficient in value.terms:
+                terms[known] = terms.get(known, 0) + times * coefficient
+        kept = [(name, times) for name, times in terms.items() if times]
+        kept.sort()
+        return Affine(tuple(kept), constant)
 
     def evaluate(self, values: Mapping[str, int]) -> int:
         """The number, where every name has one."""
@@ -80,47 +105,112 @@ class Affine:
         return text[2:] if text[0] == "+" else f"-{text[2:]}"
 
 
+class Facts:
+    """Inequalities in whole numbers, and what follows from them.
+
+    Most claims are wrong, and almost all of these at some small numbers, which are looked up before
+    a proof is tried.
+    """
+
+    def __init__(self, given: Iterable[Affine]) -> None:
+        """Take forms that are at least 0."""
+        self._parts: list[_Part] = []
+        for form in dict.fromkeys(given):
+            # Forms that share no name, not even through others, say nothing of one another.
+            touching = [part for part in self._parts if part.names & form.names]
+            self._parts = [part for part in self._parts if not part.names & form.names]
+            forms = [form, *(known for part in touching for known in part.forms)]
+            self._parts.append(_Part(forms, form.names.union(*(part.names for part in touching))))
+
+    def imply(self, claim: Affine) -> bool:
+        """Return whether a form is proved to be at least 0."""
+        touching = [part for part in self._parts if part.names & claim.names]
+        if len(touching) == 1 and claim.names <= touching[0].names and touching[0].refute(claim):
+            return False
+        return follows(claim, [form for part in touching for form in part.forms])
+
+
+class _Part:
+    """Forms that share names, and small numbers for which all of them are at least 0."""
+
+    def __init__(self, forms: list[Affine], names: frozenset[str]) -> None:
+        self.forms, self.names = forms, names
+        self._order, self._points = sorted(names), None
+
+    def _row(self, form: Affine) -> list[int]:
+        return [form.coefficient(name) for name in self._order]
+
+    def refute(self, claim: Affine) -> bool:
+        """Return whether a claim is below 0 for some of the numbers."""
+        if len(self._order) > _MOST_NAMES:
+            return False
+        if self._points is None:
+            grid = _grid(len(self._order))
+            rows = np.array([self._row(form) for form in self.forms], dtype=np.float32)
+            start = np.array([[form.constant] for form in self.forms], dtype=np.float32)
+            self._points = grid[:, (rows @ grid + start >= 0).all(0)]
+        values = np.array(self._row(claim), dtype=np.float32) @ self._points
+        return bool((values + claim.constant < 0).any())
+
+
+@cache
+def _grid(names: int) -> NDArray[np.float32]:
+    """(names, points) all small numbers: fewer of each where there are many names."""
+    most = 4 if names <= 5 else 3
+    return np.indices((most,) * names).reshape(names, -1).astype(np.float32)
+
+
 def follows(claim: Affine, given: Iterable[Affine]) -> bool:
     """Return whether ``claim >= 0`` follows from ``given >= 0``, all of whole numbers.
 
     By Fourier and Motzkin's elimination: the claim follows if its opposite contradicts what is
     given. False where there is no proof, also where one was given up.
     """
-    rows: dict[tuple[tuple[str, int], ...], int] = {}
+    rows: dict[_Terms, int] = {}
     for form in (*given, Affine((), -1) - claim):
-        if not _add(rows, form):
+        if not _add(rows, form.terms, form.constant):
             return True
-    while names := {name for terms in rows for name, _ in terms}:
+    while True:
         # Eliminate the name whose elimination leaves the fewest inequalities.
-        name = min(sorted(names), key=partial(_growth, [*rows]))
-        forms = [Affine(terms, constant) for terms, constant in rows.items()]
-        lower = [form for form in forms if form.coefficient(name) > 0]
-        upper = [form for form in forms if form.coefficient(name) < 0]
-        rows = {form.terms: form.constant for form in forms if not form.coefficient(name)}
-        for one in lower:
-            for other in upper:
-                combined = one * -other.coefficient(name) + other * one.coefficient(name)
-                if not _add(rows, combined):
+        up, down = dict[str, int](), dict[str, int]()
+        for terms in rows:
+            for name, times in terms:
+                side, other = (up, down) if times > 0 else (down, up)
+                side[name] = side.get(name, 0) + 1
+                other.setdefault(name, 0)
+        if not up:
+            return False
+        name = min(sorted(up), key=lambda one: up[one] * down[one] - up[one] - down[one])
+        lower, upper, rest = list[_Row](), list[_Row](), dict[_Terms, int]()
+        for terms, constant in rows.items():
+            times = next((times for known, times in terms if known == name), 0)
+            if times:
+                (lower if times > 0 else upper).append((abs(times), terms, constant))
+            else:
+                rest[terms] = constant
+        rows = rest
+        for a, low, start in lower:
+            for b, high, end in upper:
+                combined = {known: b * times for known, times in low}
+                for known, times in high:
+                    combined[known] = combined.get(known, 0) + a * times
+                terms = tuple(sorted(one for one in combined.items() if one[1]))
+                if not _add(rows, terms, b * start + a * end):
                     return True
         if len(rows) > _MOST_ROWS:
             return False
-    return False
 
 
-def _growth(rows: Iterable[tuple[tuple[str, int], ...]], name: str) -> int:
-    """How many more inequalities there are once a name is eliminated."""
-    signs = [times for terms in rows for known, times in terms if known == name]
-    above = sum(times > 0 for times in signs)
-    return above * (len(signs) - above) - len(signs)
-
-
-def _add(rows: dict[tuple[tuple[str, int], ...], int], form: Affine) -> bool:
+def _add(rows: dict[_Terms, int], terms: _Terms, constant: int) -> bool:
     """Add an inequality in whole numbers; return False where it contradicts the others at once."""
-    if not form.terms:
-        return form.constant >= 0
-    common = gcd(*(times for _, times in form.terms))
-    terms = tuple((name, times // common) for name, times in form.terms)
-    constant = form.constant // common  # rounded down: the sum of the terms is a whole number
-    rows[terms] = min(constant, rows.get(terms, constant))
-    opposite = tuple((name, -times) for name, times in terms)
-    return rows.get(opposite, -rows[terms]) + rows[terms] >= 0
+    if not terms:
+        return constant >= 0
+    common = gcd(*[times for _, times in terms])
+    if common > 1:
+        terms = tuple((name, times // common) for name, times in terms)
+        constant //= common  # rounded down: the sum of the terms is a whole number
+    known = rows.get(terms)
+    if known is None or constant < known:
+        rows[terms] = constant
+    opposite = rows.get(tuple([(name, -times) for name, times in terms]))
+    return opposite is None or opposite + rows[terms] >= 0

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field, replace
 from itertools import combinations, permutations, product
 
 from rdpgraph.errors import ModelError
-from rdpgraph.recurrences.affine import Affine, follows
+from rdpgraph.recurrences.affine import Affine, Facts
 from rdpgraph.recurrences.parsing import Line, is_size
 from rdpgraph.recurrences.program import (
     Array,
@@ -580,8 +580,8 @@ def _with_domains(
             table = tables[draft.rule.table]
             if not table.domain:
                 continue
-            given = sketch.holding(draft, tables)
-            kept = tuple(form for form in table.domain if follows(form, given))
+            facts = Facts(sketch.holding(draft, tables))
+            kept = tuple(form for form in table.domain if facts.imply(form))
             if len(kept) < len(table.domain):
                 tables[table.name] = replace(table, domain=kept)
                 changed = True
@@ -590,7 +590,7 @@ def _with_domains(
         kept = [*table.domain]
         ends = _ends(table)
         for form in table.domain:
-            if follows(form, [*ends, *(other for other in kept if other != form)]):
+            if Facts([*ends, *(other for other in kept if other != form)]).imply(form):
                 kept.remove(form)
         tables[name] = replace(table, domain=tuple(kept))
     return tables
@@ -664,16 +664,27 @@ def _ordered(
 ) -> list[Table] | None:  # fmt: skip
     """Orders of tables that read each other, which agree with those that are done; or None."""
     # What holds where a rule reads: with the domains of all tables.
-    given = {id(draft): sketch.holding(draft, tables) for name in group for draft, _ in reads[name]}
+    given = {
+        id(draft): Facts(sketch.holding(draft, tables))
+        for name in group
+        for draft, _ in reads[name]
+    }
 
-    proved: dict[tuple[int, Affine], bool] = {}
+    orders = {
+        name: [*_orders(tables[name], [r for _, r in reads[name]], done, labels)] for name in group
+    }
+    known: dict[tuple[int, ...], int] = {}
 
-    def holds(claim: Affine, draft: _Draft) -> bool:
-        """Return whether a form is at least 0 wherever a rule holds; every proof is made once."""
-        key = id(draft), claim
-        if key not in proved:
-            proved[key] = follows(claim, given[id(draft)])
-        return proved[key]
+    def lead(draft: _Draft, read: Read, order: Affine, other: Table) -> int:
+        """By how much an order is larger than that of a cell that is read: 1, 0, or -1 for neither.
+
+        Every proof is made once.
+        """
+        key = id(draft), id(read), id(order), id(other.order)
+        if key not in known:
+            gap, facts = order - _order_at(other, read), given[id(draft)]
+            known[key] = 1 if facts.imply(gap - 1) else 0 if facts.imply(gap) else -1
+        return known[key]
 
     def extend(chosen: dict[str, Table], later: dict[str, set[str]]) -> list[Table] | None:
         """Tables of the group in sequence; ``later`` has those that each reads in its step."""
@@ -682,7 +693,7 @@ def _ordered(
             sequence = _sequence(group, later)
             return None if sequence is None else [chosen[name] for name in sequence]
         name = rest[0]
-        for order in _orders(tables[name], [r for _, r in reads[name]], done, labels):
+        for order in orders[name]:
             trial = {**chosen, name: replace(tables[name], order=order)}
             same = {key: {*names} for key, names in later.items()}
             fits = True
@@ -691,10 +702,12 @@ def _ordered(
                     other = trial.get(read.array) or done.get(read.array)
                     if other is None or name not in (reader, read.array):
                         continue
-                    gap = trial[reader].order - _order_at(other, read)
-                    if holds(gap - 1, draft):
+                    before = lead(draft, read, trial[reader].order, other)
+                    if before == 1:
                         continue
-                    fits = fits and holds(gap, draft) and read.array != reader
+                    fits = before == 0 and read.array != reader
+                    if not fits:
+                        break
                     if read.array in trial:
                         same.setdefault(reader, set()).add(read.array)
                 if not fits:
@@ -737,13 +750,13 @@ def _orders(
     shapes += [Affine.of(a) - b for a, b in permutations(axes, 2)]
     shapes += [Affine.of(a) + b for a, b in combinations(axes, 2)]
     shapes += [*dict.fromkeys(_double_differences(axes)), Affine()]
-    given = [*_ends(table), *table.domain]
+    facts = Facts([*_ends(table), *table.domain])
     after = {done[read.array].order_end for read in reads if read.array in done}
     forms: list[Affine] = []
     for shape in shapes:
         down = [name for name, times in shape.terms if times < 0]
         least = shape
-        if not follows(shape, given):
+        if not facts.imply(shape):
             for name in down:
                 least = least + sizes[name] - 1
         forms.append(least)
@@ -855,6 +868,6 @@ def _simplified(
     given = [*sketch.holding(draft, tables), *table.domain]
     guards: list[Affine] = []
     for form in rule.guards:
-        if not follows(form, [*given, *guards]):
+        if not Facts([*given, *guards]).imply(form):
             guards.append(form)
     return replace(rule, guards=tuple(guards))

@@ -171,7 +171,7 @@ class Lowered:
     """
 
     sizes: tuple[str, ...]
-    bind: Callable[..., tuple[int, ...]]
+    bind: Callable[..., list[int]]
     places: Mapping[str, Place]
     sized: Mapping[str, Sized]
 
@@ -505,14 +505,10 @@ class _Lowering:
             steps="steps", size="total", levels="rows",
         )  # fmt: skip
         records = [whole, *stages, *self.alternatives, *self.factors, *self.looks, *self.forms]
-        said = ",".join(str(number) for record in records for number in numbers(record))
+        every = [str(number) for record in records for number in numbers(record)]
         sizes = self.program.size_names
         arguments = [*sizes, *(f"item_{slot}" for slot in self.slots.values())]
-        body = "\n ".join([*lines, f"return ({said},)"])
-        # Sizes and numbers are all that is in it.
-        space: dict[str, Any] = {}
-        exec(f"def bind({', '.join(arguments)}):\n {body}", space)
-        return Lowered(sizes, space["bind"], self.places, self.sized)
+        return Lowered(sizes, _bind_of(arguments, lines, every), self.places, self.sized)
 
     def _sized(self, number: int, place: Place) -> Sized:
         ends = {axis: f"({expression(size)})" for axis, size in place.ends.items()}
@@ -872,6 +868,27 @@ class _Lowering:
         if owner not in goals or owner in read or not (own == owner or self._is_before(own)):
             return 0
         return 1 + goals.index(owner)
+
+
+def _bind_of(
+    arguments: Iterable[str], lines: Iterable[str], every: Sequence[str]
+) -> Callable[..., list[int]]:
+    """The function of sizes whose results some expressions are, after lines that they need."""
+    # Most numbers are the same at all sizes, and compiling them takes time.
+    moving = [k for k, number in enumerate(every) if not number.lstrip("-").isdigit()]
+    same = [int(number) if number.lstrip("-").isdigit() else 0 for number in every]
+    # Sizes and numbers are all that is in it.
+    body = "\n ".join([*lines, f"return ({','.join(every[k] for k in moving)},)"])
+    space: dict[str, Any] = {}
+    exec(f"def evaluate({', '.join(arguments)}):\n {body}", space)
+
+    def bind(*sizes: int) -> list[int]:
+        result = [*same]
+        for k, number in zip(moving, space["evaluate"](*sizes), strict=True):
+            result[k] = number
+        return result
+
+    return bind
 
 
 def _sum(strides: Sequence[str]) -> str:

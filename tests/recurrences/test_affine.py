@@ -5,7 +5,7 @@ import random
 
 import pytest
 
-from rdpgraph.recurrences.affine import Affine, follows
+from rdpgraph.recurrences.affine import Affine, Facts
 
 t, d, T = map(Affine.of, "tdT")
 
@@ -48,12 +48,18 @@ def test_proofs_are_sound_and_find_what_small_numbers_cannot_refute():
             for point in points
             if all(form.evaluate(point) >= 0 for form in given)
         )
-        if follows(claim, given):
+        if Facts(given).imply(claim):
             proved += 1
             assert holds
     assert proved > 5
 
 
 def test_whole_numbers_prove_more_than_fractions():
-    assert follows(t - 1, [t * 2 - 1])  # 2 t >= 1
-    assert not follows(t - 1, [t * 2])
+    assert Facts([t * 2 - 1]).imply(t - 1)  # 2 t >= 1
+    assert not Facts([t * 2]).imply(t - 1)
+
+
+def test_facts_of_other_names_say_nothing():
+    facts = Facts([d - 1, t - 2, T - t])
+    assert all(map(facts.imply, (T - 2, T + d - 3)))
+    assert not any(map(facts.imply, (T - 3, t + d - 4)))
