@@ -94,8 +94,8 @@ class Matching(Structure):
         >>> two.partners(two.mode())  # greedily row 0 would take column 0
         tensor([1, 0])
         >>> two.marginals()[..., 1]
-        tensor([[0.2963, 0.6178],
-                [0.6069, 0.0000]])
+        tensor([[0.2661, 0.6000],
+                [0.5365, 0.0000]])
     """
 
     unary: Tensor = field(kw_only=True, default=None)  # pyright: ignore[reportAssignmentType]
