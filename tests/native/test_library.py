@@ -37,6 +37,7 @@ def cache(tmp_path, monkeypatch):
     """A cache of its own, no packaged library, and a compiler that copies the kernel and counts."""
     folder = tmp_path / "cache"
     monkeypatch.setattr(building, "PACKAGED", tmp_path / "packaged")
+    monkeypatch.setattr(building, "UNITS", (building.CHAIN,))  # one is enough, and quick
     monkeypatch.setenv("XDG_CACHE_HOME", str(folder))
     tools = tmp_path / "tools"
     tools.mkdir()

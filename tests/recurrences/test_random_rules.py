@@ -135,7 +135,9 @@ class Random:
         return made(**given)
 
 
-@pytest.mark.parametrize("seed", range(70))
+@pytest.mark.parametrize(
+    "seed", [*range(40), *(pytest.param(seed, marks=pytest.mark.long) for seed in range(40, 70))]
+)
 def test_random_rules(seed, by_torch):
     recurrence = Random(seed).made(seed)
     logs_of = {n: x for n, x in recurrence.given.items() if x is not None and x.is_floating_point()}
