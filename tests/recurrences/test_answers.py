@@ -13,9 +13,11 @@ from tests.recurrences.cases import NAMES, is_compiled, logs, small
 from tests.recurrences.enumeration import Derivations
 
 close = torch.testing.assert_close
+HARD = [pytest.param(0.0, marks=pytest.mark.long), 0.3]
+"""Parts of the entries that are absent."""
 
 
-@pytest.mark.parametrize("hard", [0.0, 0.3])
+@pytest.mark.parametrize("hard", HARD)
 @pytest.mark.parametrize("name", NAMES)
 def test_answers_are_those_of_all_derivations(name, hard, by_torch):
     """By compiled code, where it serves the program, and by torch."""
@@ -52,7 +54,7 @@ def test_an_item_has_the_answers_that_it_has_alone(name):
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
-@pytest.mark.parametrize("hard", [0.0, 0.3, 1.0])
+@pytest.mark.parametrize("hard", [*HARD, 1.0])
 @pytest.mark.parametrize("name", NAMES)
 def test_the_k_best_are_the_first_of_all_derivations_by_score(name, hard, dtype, by_torch):
     """Each once, and no more than there are; so many, too, where all are asked for."""
@@ -234,7 +236,7 @@ def turns(recurrence, seed=0):
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
-@pytest.mark.parametrize("hard", [0.0, 0.3])
+@pytest.mark.parametrize("hard", HARD)
 @pytest.mark.parametrize("name", NAMES)
 def test_second_derivatives_are_compiled_and_those_of_torch(
     name, hard, dtype, by_torch, monkeypatch
@@ -247,7 +249,7 @@ def test_second_derivatives_are_compiled_and_those_of_torch(
         close(one, other.to(one), atol=1e-10 if dtype == torch.float64 else 1e-5, rtol=1e-4)
 
 
-@pytest.mark.parametrize("hard", [0.0, 0.3])
+@pytest.mark.parametrize("hard", HARD)
 @pytest.mark.parametrize("name", ["Chain", "Steps", "Trees", "Pcfg", "Segments", "KeptChain"])
 def test_second_derivatives_of_scores_too_far_apart_for_products(name, hard, by_torch):
     recurrence = small(name, hard)
@@ -258,7 +260,7 @@ def test_second_derivatives_of_scores_too_far_apart_for_products(name, hard, by_
         close(one, other, atol=1e-7, rtol=1e-7)
 
 
-@pytest.mark.parametrize("hard", [0.0, 0.3])
+@pytest.mark.parametrize("hard", HARD)
 @pytest.mark.parametrize("name", NAMES)
 def test_modes_and_draws_are_derivations(name, hard, by_torch):
     """The best one has the best score, and each is drawn as often as its probability says."""
@@ -294,7 +296,7 @@ def check_derivations(recurrence, best, drawn):
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
-@pytest.mark.parametrize("hard", [0.0, 0.3, 1.0])
+@pytest.mark.parametrize("hard", [*HARD, 1.0])
 @pytest.mark.parametrize("name", NAMES)
 def test_max_marginals_are_the_best_scores_of_what_uses_an_entry(name, hard, dtype, by_torch):
     recurrence = small(name, hard)
