@@ -46,7 +46,7 @@ def cache(tmp_path, monkeypatch):
         "#!/bin/sh\n"
         'while [ "$#" -gt 0 ]; do [ "$1" = -o ] && target=$2; shift; done\n'
         '[ -n "$target" ] || exit 0\n'
-        f'case "$target" in *.so) echo built >> {tmp_path}/builds; sleep 0.3;; esac\n'
+        f'case "$target" in *.so) echo built >> {tmp_path}/builds; sleep 0.1;; esac\n'
         f'cp {real} "$target"\n'
     )
     fake.chmod(0o755)
