@@ -517,8 +517,8 @@ def _inverse(history: Sequence[tuple[Tensor, Tensor]], slope: Tensor) -> Tensor:
 def read_conll(path: str | os.PathLike[str]) -> list[list[tuple[str, ...]]]:
     r"""Read sentences from a file in the manner of CoNLL: a token a line, an empty line between.
 
-    Columns are separated by blanks or tabs; lines that begin with ``-DOCSTART-`` or ``# `` are left
-    out.
+    Columns are separated by blanks or tabs; lines that begin with ``-DOCSTART-``, or with ``#``
+    and a blank, are left out.
 
     Returns:
         sentences, each a list of the columns of its tokens.

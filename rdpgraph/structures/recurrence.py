@@ -59,7 +59,7 @@ class Recurrence(Structure):
     ========================  ======================================================================
     ``a[t, n] += ...``        a cell of the table a, for all t and n
     ``a[t - 1, m]``           another cell; an index is a sum of names and whole numbers
-    ``emission[n, words[t]]`` an entry at a place that is data
+    ``scores[n, words[t]]``   an entry at a place that is data
     ``x * y + z``, ``1``      products, sums, and the empty product
     ``... if i < j``          where the rule holds
     ``T``, ``I + 1``          sizes, which begin with a capital letter

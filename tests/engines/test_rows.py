@@ -179,7 +179,7 @@ def gradients(value, tables):
     return torch.autograd.grad((weights * value).sum(), tables, retain_graph=True)
 
 
-@pytest.mark.parametrize("tracked", [False, True])
+@pytest.mark.parametrize("tracked", [False, pytest.param(True, marks=pytest.mark.long)])
 def test_every_question_goes_row_by_row(tracked):
     pixels, grid, states, tables = grid_with_gaps(tracked=tracked)
     graph = grid.condition({pixels: states})

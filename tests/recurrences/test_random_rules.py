@@ -136,7 +136,7 @@ class Random:
 
 
 @pytest.mark.parametrize(
-    "seed", [*range(40), *(pytest.param(seed, marks=pytest.mark.long) for seed in range(40, 70))]
+    "seed", [*range(20), *(pytest.param(seed, marks=pytest.mark.long) for seed in range(20, 70))]
 )
 def test_random_rules(seed, by_torch):
     recurrence = Random(seed).made(seed)
