@@ -114,6 +114,7 @@ class SequenceTagger(Arguments):
             torch.tensor([number[label] for label in each], dtype=torch.long, device="cpu")
             for each in labels
         ]
+        # Features as columns: by an index of those seen often enough, or by their hashes.
         index: dict[str, int] = {}
         tokens = [[[*_features(token)] for token in each] for each in sequences]
         if not self.hashed:
@@ -126,6 +127,7 @@ class SequenceTagger(Arguments):
         elif self.min_freq:
             raise ModelError("SequenceTagger counts no features that are hashed: set min_freq=0.")
         self.attributes_ = list(index)
+        # Weights of the pairs of features and labels that were seen, or of all, and their fit.
         data = _Encoded.of(tokens, self._lookup(index), self.hashed or len(index))
         weights = _Weights.observed(
             data, gold, len(self.classes_), states=self.all_possible_states,
@@ -284,6 +286,8 @@ def _require_pairs(X: Sequence[Sequence[Any]], y: Sequence[Sequence[Any]]) -> No
 def _features(token: Any, lead: str = "") -> Iterator[tuple[str, float]]:
     """The names and values of a token's features."""
     if isinstance(token, Mapping):
+        # A text is a feature by itself, "word:dog"; a number weighs its feature; other values are
+        # features below the key, as sklearn-crfsuite has them.
         for key, value in token.items():
             name = f"{lead}{key}"
             if isinstance(value, str):

@@ -692,6 +692,7 @@ def _ordered(
         if not rest:
             sequence = _sequence(group, later)
             return None if sequence is None else [chosen[name] for name in sequence]
+        # Depth first: give the next table one order after another, as far as all reads fit.
         name = rest[0]
         for order in orders[name]:
             trial = {**chosen, name: replace(tables[name], order=order)}
@@ -702,6 +703,8 @@ def _ordered(
                     other = trial.get(read.array) or done.get(read.array)
                     if other is None or name not in (reader, read.array):
                         continue
+                    # A read of an earlier step fits; one of the same step must be of another
+                    # table, which then comes first in the sequence.
                     before = lead(draft, read, trial[reader].order, other)
                     if before == 1:
                         continue

@@ -476,6 +476,7 @@ class Run:
     ) -> Tensor:  # fmt: skip
         """(items or 1, entries) numbers of entries; any for those outside, which are masked."""
         device = self.like.device
+        # Every name is a dim of its own, so that a form in names broadcasts to all of them.
         grid: dict[str, Any] = dict(self.sizes)
         for k, name in enumerate(names):
             values = torch.arange(sizes[name], device=device)

@@ -521,6 +521,8 @@ class Listing:
     def _put_in_series(self, each: list[tuple[_Into, _Strided]]) -> None:
         """Take the gradients of an input that is read alike in a series of steps at once."""
         while each:
+            # The longest run of steps from here whose reads move by one stride, as do the values
+            # that they make.
             (made, part), count = each[0], 1
             hop = [0, 0]
             for (_, before), (after, follows) in pairwise(each):
@@ -534,6 +536,7 @@ class Listing:
                 if not alike or (count > 1 and moved != hop):
                     break
                 hop, count = moved, count + 1
+            # Where the entries that are read are all different, one addition serves the run.
             place = _Linear(0, 0, {str(k): x for k, x in enumerate((*part.stride, hop[0])) if x})
             extent = {str(k): size for k, size in enumerate((*part.size, count))}
             if count > 2 and hop[0] > 0 and _is_apart(place, extent):
@@ -580,6 +583,7 @@ class Listing:
             scaled = {name: value * times for name, value in found.items()}
             return _Linear(constant * times, step * times, scaled)
 
+        # Conditions on one dim cut a box out of the loops; on several they need a mask.
         conditions = [linear(form) for form in conditions]
         masked = any(len(form.dims) > 1 for form in conditions)
         factors = [
@@ -1016,6 +1020,7 @@ class Sums:
             wanted: the inputs whose gradients will be asked for.
         """
         self.run, self.program, self.tracked = run, run.program, bool(wanted)
+        # The operations of these sizes, listed once.
         every = {**run.inputs, **run.whole}
         shared = tuple((name, len(x) == 1) for name, x in every.items())
         device = run.like.device
@@ -1029,6 +1034,7 @@ class Sums:
         self.size = 0
         self.made: list[Tensor | None] = [None] * self.listing.slots
         self.below: list[Tensor | None] = [None] * self.listing.slots
+        # The tensors that operations read; an empty one marks a gradient that will be wanted.
         self.sources = list[Tensor]()
         self.gradients = list[Tensor | None]()
         self.leaves: dict[int, tuple[str, Tensor, Tensor]] = {}

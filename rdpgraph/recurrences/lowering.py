@@ -789,6 +789,8 @@ class _Lowering:
         levels, fixed = list[tuple[Affine, str]](), True
         known = read is not None and read.array in self.places
         if read is not None:
+            # Each index is a label of the stage, with its stride, or a part of the place of the
+            # whole matrix; either may be looked up in data.
             moves, _ = self._moves(place, sketch.rules[0])
             for at, stride, level in self._indices(read):
                 own = [name for name in labels if name in at.names]
@@ -804,10 +806,12 @@ class _Lowering:
                 elif not data:
                     parts.append((at.substitute(moves), stride))
                     levels.append((at.substitute(moves), level))
+            # A matrix that is the same at all places is prepared once.
             moving = any(at.names & {*COORDINATES.values()} for at, _ in parts)
             loops = sketch.kind == Kind.LINK and any(one.loops for one in made)
             looked = common or any(look.slot != -1 for look in looks.values())
             fixed = not (moving or loops or looked or known)
+        # Labels before and after the matrix, two of each at most: those lacking have stride 0.
         first, many = self._add_looks(common, read) if read else (0, 0)
         ends = [(strides[name], looks[name], steps[name]) for name in labels]
         empty = ("0", none, "0")

@@ -206,19 +206,24 @@ class CompiledMessages:
 
     def _model(self, equations: Equations) -> Model:
         layout, edges = self._layout, self._edges
+        # Records of size classes and of blocks of factors, one after the other in flat arrays.
         classes = array("q", [n for c in layout.classes for n in numbers(c)])
         records = [self._kernel(number, kernel) for number, kernel in enumerate(equations.kernels)]
         kernels = array("q", [n for record in records for n in numbers(record)])
+        # Potentials of single variables, state by state as the beliefs are laid out.
         items = max(len(unary) for unary in equations.unary)
         unary = torch.cat(
             [u.detach().expand(items, -1, -1).transpose(1, 2).flatten(1) for u in equations.unary],
             1,
         ).contiguous()
+        # Counting numbers, of edges in the order in which variables read them, and of variables.
         shares, variables = 0, [count.detach() for count in equations.variable_counts()]
         if equations.weights is not None:
             shares = self._keep(torch.cat(list(equations.weights))[layout.order].contiguous())
+        # What a belief of a state that is absent is taken to be, and the lowest message.
         seen = BOTTOM if equations.bounded or equations.forest else FLOOR
         lowest = max(equations.lowest, torch.finfo(equations.dtype).min)
+        # Workspace: an automaton keeps its forward sums at every slot.
         spans = [(r.states, r.slots + 1) if r.is_automaton else (0, 0) for r in records]
         return Model(
             batch=equations.batch,
@@ -302,10 +307,12 @@ class CompiledMessages:
         potential = kernel.block.potential
         assert isinstance(potential, Automaton)
         logs = kernel.log_accept.to(self._dtype)
+        # Transitions between states that lie on a way to an accepted one; others carry nothing.
         slots, size = potential.arity, potential.transitions.shape[1]
         steps = _live_steps(potential.transitions, (logs > -math.inf).any(0).any(-1))
         leaving = np.bincount(steps[:, 0], minlength=1).max(initial=1)
         entering = np.bincount(steps[:, 2], minlength=1).max(initial=1)
+        # The states of slots whose variables have one state left.
         settled = kernel.settled_states.transpose(1, 2).to(torch.int32).contiguous()
         return KernelRecord(
             is_automaton=1,

@@ -216,6 +216,7 @@ class HighOrderKernel(FactorKernel):
         """Return the messages of some factors, of which a port may have none."""
         block, weights = self.block, self.weights
         scopes = block.scopes[rows]
+        # The kernel of these factors alone, with weights of their own.
         potential = block.potential.select((self.count,), rows, scopes.shape[1])
         kernel = replace(
             self,
@@ -224,6 +225,7 @@ class HighOrderKernel(FactorKernel):
         )
         messages: list[Tensor | None] = [None] * len(incoming)
         ports, left, some = list[Port](), list[Tensor](), list[int]()
+        # Of each port, the factors asked for; ports that receive no message are left out.
         place = torch.full((self.count,), -1, device="cpu")
         place[rows] = torch.arange(len(rows), device="cpu")
         for number, (port, states) in enumerate(zip(self.ports, self.states, strict=True)):

@@ -122,10 +122,11 @@ class Matching(Structure):
         given: Any = self.unary
         if (log_odds is None) == (given is None):
             raise ModelError("Matching needs log_odds, or unary log-potentials, and not both.")
-        if log_odds is not None:
+        if log_odds is not None:  # a matrix, or a number for each pair
             pairs, odds = self._read(log_odds, shape, every_row, every_column)
             unary = torch.stack([torch.zeros_like(odds), odds], -1)
         else:
+            # Potentials of both states of each pair, as answers and estimators hand them over.
             unary = as_values("Matching's unary", given)
             pairs = self.pairs
             if not isinstance(pairs, Pairs):

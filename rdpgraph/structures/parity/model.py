@@ -292,6 +292,7 @@ class ParityModel(Structure):
             logs = logs.to(self.unary).reshape(len(logs), *self.batch_shape, logs.shape[-1])
             return logs, None if lost is None else lost.to(self.unary).reshape(self.batch_shape)
 
+        # Without replicates what is kept is a lower bound of P(s, l).
         logs, lost = masses(states, max(replicates, 1), seed)
         if not replicates:
             return KeptCosets(logs[0], "lower", lost)
