@@ -15,7 +15,7 @@ import stat
 import subprocess
 import time
 import warnings
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,6 +24,7 @@ from typing import Any
 import torch
 
 from rdpgraph.native import building
+from rdpgraph.native.records import check_sizes
 
 _log = logging.getLogger(__name__)
 
@@ -170,6 +171,40 @@ class Library:
         library = ctypes.CDLL(str(file))
         self.check(library)
         return library
+
+
+class TypedLibrary(Library):
+    """A library whose functions exist in each dtype and take records that Python shares.
+
+    Args:
+        unit: what it is built of.
+        signatures: the type of the result and those of the arguments of each function, by name.
+        records: the dataclasses whose sizes the library must agree with.
+    """
+
+    def __init__(
+        self, unit: building.Unit, signatures: Mapping[str, tuple[Any, list[Any]]],
+        records: Sequence[type],
+    ) -> None:  # fmt: skip
+        super().__init__(unit, self._check)
+        self.signatures, self.records = signatures, records
+        self._functions: dict[tuple[str, torch.dtype], Any] = {}
+
+    def _check(self, library: ctypes.CDLL) -> None:
+        """Raise AttributeError for a library of other functions or records."""
+        for name in self.signatures:
+            for kind in DTYPES.values():
+                getattr(library, f"{name}_{kind}")
+        check_sizes(library, self.records)
+
+    def function(self, name: str, dtype: torch.dtype) -> Any:
+        """The function of a name for a dtype, of a library that is available."""
+        key = name, dtype
+        if key not in self._functions:
+            found = getattr(self.loaded[0], f"{name}_{DTYPES[dtype]}")
+            found.restype, found.argtypes = self.signatures[name]
+            self._functions[key] = found
+        return self._functions[key]
 
 
 def _clear(folder: Path) -> None:

@@ -23,8 +23,7 @@ from rdpgraph.logspace.gradients import is_transformed, mean_scores, regradient
 from rdpgraph.model.potentials.potential import checked_log_values
 from rdpgraph.native import building
 from rdpgraph.native.library import threads
-from rdpgraph.native.loading import DTYPES, Library
-from rdpgraph.native.records import check_sizes
+from rdpgraph.native.loading import TypedLibrary
 from rdpgraph.recurrences.affine import Affine
 from rdpgraph.recurrences.derivations import Derived
 from rdpgraph.recurrences.interpreter import evaluate
@@ -55,22 +54,8 @@ _IDLE_SIZES = 16  # programs and sizes of which runs wait
 _IDLE_NUMBERS = 1 << 20  # numbers of a run that waits; larger ones take longer to fill than to make
 
 
-def _check(library: ctypes.CDLL) -> None:
-    """Raise AttributeError for a library of other functions or records."""
-    for name in _SIGNATURES:
-        for kind in DTYPES.values():
-            getattr(library, f"{name}_{kind}")
-    check_sizes(library, RECORDS)
-
-
-LIBRARY = Library(building.RECURRENCES, _check)
-
-
-@functools.cache
-def _function(name: str, dtype: torch.dtype) -> Any:
-    found = getattr(LIBRARY.loaded[0], f"{name}_{DTYPES[dtype]}")
-    found.restype, found.argtypes = _SIGNATURES[name]
-    return found
+LIBRARY = TypedLibrary(building.RECURRENCES, _SIGNATURES, RECORDS)
+_function = LIBRARY.function
 
 
 def _address(numbers: "array[int]") -> int:

@@ -8,7 +8,6 @@ import ctypes
 import math
 from array import array
 from collections.abc import Iterable, Sequence
-from functools import cache
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -27,39 +26,25 @@ from rdpgraph.engines.loopy.records import RECORDS, Class, Model
 from rdpgraph.engines.loopy.records import Kernel as KernelRecord
 from rdpgraph.model.potentials.automaton import Automaton
 from rdpgraph.native import building
-from rdpgraph.native.loading import DTYPES, Library
-from rdpgraph.native.records import check_sizes, numbers
+from rdpgraph.native.loading import TypedLibrary
+from rdpgraph.native.records import numbers
 
 _POINTER, _SIZE, _REAL, _FLAG = ctypes.c_void_p, ctypes.c_int64, ctypes.c_double, ctypes.c_int
 _SIGNATURES = {
-    "sweep": [*[_POINTER] * 5, *[_SIZE] * 2, *[_REAL] * 2, *[_FLAG] * 2],
-    "gather": [*[_POINTER] * 3, _FLAG],
-    "update": [*[_POINTER] * 6, _SIZE, _REAL, *[_FLAG] * 2],
-    "partition": [*[_POINTER] * 3, _FLAG],
+    "sweep": (None, [*[_POINTER] * 5, *[_SIZE] * 2, *[_REAL] * 2, *[_FLAG] * 2]),
+    "gather": (None, [*[_POINTER] * 3, _FLAG]),
+    "update": (None, [*[_POINTER] * 6, _SIZE, _REAL, *[_FLAG] * 2]),
+    "partition": (None, [*[_POINTER] * 3, _FLAG]),
 }
-"""The types of the arguments of each function, which is there in each floating type."""
+"""The result and the arguments of each function, of which there is one for each dtype."""
 _MOST_SLOTS = 16
 """The most slots of a table, as `kMostSlots` in `sweep.h`."""
 
 Ints = npt.NDArray[np.int32]
 
 
-def _check(library: ctypes.CDLL) -> None:
-    """Raise AttributeError where a function is missing, or takes other records."""
-    for name in _SIGNATURES:
-        for kind in DTYPES.values():
-            getattr(library, f"{name}_{kind}")
-    check_sizes(library, RECORDS)
-
-
-LIBRARY = Library(building.MESSAGES, _check)
-
-
-@cache
-def _function(name: str, dtype: torch.dtype) -> Any:
-    found = getattr(LIBRARY.loaded[0], f"{name}_{DTYPES[dtype]}")
-    found.restype, found.argtypes = None, _SIGNATURES[name]
-    return found
+LIBRARY = TypedLibrary(building.MESSAGES, _SIGNATURES, RECORDS)
+_function = LIBRARY.function
 
 
 def is_served(equations: Equations) -> bool:
