@@ -38,7 +38,9 @@ struct Chains {
   double* levels;              // (B, T) what was taken off s at each step
   int64_t steps, states;
 
-  static constexpr Real kFloor = sizeof(Real) == 4 ? Real(-1e30) : Real(-1e300);  // in place of -inf
+  // Scores below this weigh nothing, and are raised to it where a weight of zero multiplies them: zero times -inf
+  // is no number. A quarter of the lowest number, so that sums of a few stay finite.
+  static constexpr Real kFloor = std::numeric_limits<Real>::lowest() / 4;
   static constexpr Real kLeast = std::numeric_limits<Real>::min() * 16;
 
   const Real* site(const Real* all, int64_t item, int64_t step) const {
