@@ -23,6 +23,7 @@ from tests.fuzz import structures
 from tests.fuzz.compare import Skipped, holds
 from tests.fuzz.recognised import KINDS as STRUCTURES
 from tests.fuzz.recognised import shuffled
+from tests.logical import LOGICAL, count_between
 
 MOST = 20_000
 """Configurations times batch items."""
@@ -453,10 +454,8 @@ def logical(rng: Rng) -> Model:
         arity = int(rng.integers(2, count + 1))
         scope = [x[int(n)] for n in rng.permutation(count)[:arity]]
         least = int(rng.integers(0, arity))
-        potential = [
-            rg.Xor(arity), rg.Or(arity), rg.Cardinality(arity, at_least=least),
-        ][int(rng.integers(3))]  # fmt: skip
-        factors.append(rg.Factor(scope, potential))
+        kinds = [*LOGICAL.values(), count_between(least)]
+        factors.append(rg.Factor(scope, kinds[int(rng.integers(len(kinds)))].make(arity)))
     for _ in range(int(rng.integers(0, 4))):
         pair = [x[int(n)] for n in rng.permutation(count)[:2]]
         factors.append(rg.Factor(pair, rg.Table.from_logs(_values(rng, 2, 2))))

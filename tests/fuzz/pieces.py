@@ -10,8 +10,7 @@ import torch
 
 import rdpgraph as rg
 from tests.fuzz.compare import Array, log_sum
-
-LOGICAL = ("Or", "And", "Xor", "Even", "AtMostOne", "ExactlyOne", "Cardinality")
+from tests.logical import LOGICAL, count_between
 
 
 @dataclass(frozen=True)
@@ -162,31 +161,18 @@ def _automaton(rng: np.random.Generator, how: Style, sizes: tuple[int, ...], lea
 
 
 def _logical(rng: np.random.Generator, how: Style, sizes: tuple[int, ...], lead: tuple[int, ...]):
-    arity, name = len(sizes), str(rng.choice(LOGICAL))
-    low = int(rng.integers(0, arity + 1))
-    high = int(rng.integers(low, arity + 2))
-    meets: dict[str, Callable[[int], bool]] = {
-        "Or": lambda n: n >= 1,
-        "And": lambda n: n == arity,
-        "Xor": lambda n: n % 2 == 1,
-        "Even": lambda n: n % 2 == 0,
-        "AtMostOne": lambda n: n <= 1,
-        "ExactlyOne": lambda n: n == 1,
-        "Cardinality": lambda n: low <= n <= high,
-    }
+    arity, low = len(sizes), int(rng.integers(0, len(sizes) + 1))
+    kinds = {**LOGICAL, "count": count_between(low, int(rng.integers(low, arity + 2)))}
+    name = str(rng.choice(list(kinds)))
+    one = kinds[name]
     dense = np.full(sizes, -np.inf)
     for configuration in itertools.product(*map(range, sizes)):
-        if meets[name](sum(configuration)):
+        if one.meets(sum(configuration), arity):
             dense[configuration] = 0.0
 
-    def build(_: dict[str, torch.Tensor]) -> rg.extend.Potential:
-        if name == "Even":
-            return rg.Xor(arity, parity=0, dtype=how.dtype)
-        if name == "Cardinality":
-            return rg.Cardinality(arity, at_least=low, at_most=high, dtype=how.dtype)
-        return getattr(rg, name)(arity, dtype=how.dtype)
-
-    return Piece(name, (), {}, build, lambda p: dense, how.dtype)
+    return Piece(
+        name, (), {}, lambda _: one.make(arity, dtype=how.dtype), lambda p: dense, how.dtype
+    )
 
 
 MAKERS = {

@@ -1,14 +1,16 @@
 """Automata: messages by forward-backward, chains of auxiliary variables."""
 
 import math
-from functools import partial
 
 import pytest
 import torch
 
 import rdpgraph as rg
-from rdpgraph import And, AtMostOne, Automaton, Cardinality, ExactlyOne, Or, Xor
+from rdpgraph import Automaton, Cardinality, ExactlyOne, Or, Xor
 from rdpgraph.testing import brute_force
+from tests.logical import LOGICAL, count_between
+
+LONG = {**LOGICAL, "count": count_between(3, 9)}
 
 
 def random_automaton(generator, *, states, size, arity, lead=()):
@@ -186,23 +188,13 @@ def test_a_long_chain_has_small_parts():
 
 
 @pytest.mark.long
-@pytest.mark.parametrize(
-    "make",
-    [
-        Or,
-        And,
-        partial(Xor, parity=0),
-        AtMostOne,
-        ExactlyOne,
-        partial(Cardinality, at_least=3, at_most=9),
-    ],
-)
-def test_long_constraints_are_exact(make):
+@pytest.mark.parametrize("kind", LONG)
+def test_long_constraints_are_exact(kind):
     generator = torch.Generator().manual_seed(7)
     x = rg.VariableArray("x", (16,), 2)
     unary = torch.randn(16, 2, generator=generator, dtype=torch.float64)
     pair = torch.randn(2, 2, generator=generator, dtype=torch.float64)
-    first, second = make(13, dtype=torch.float64), Xor(14, dtype=torch.float64)
+    first, second = LONG[kind].make(13, dtype=torch.float64), Xor(14, dtype=torch.float64)
     assert first.decompose() is not None
     graph = rg.FactorGraph(
         [

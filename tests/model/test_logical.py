@@ -8,6 +8,7 @@ import torch
 
 import rdpgraph as rg
 from rdpgraph import And, AtMostOne, Cardinality, ExactlyOne, Or, Xor
+from tests.logical import LOGICAL, count_between
 
 ARITIES = range(1, 6)
 
@@ -23,27 +24,20 @@ def holds_as(potential, arity, rule):
 
 
 @pytest.mark.parametrize("arity", ARITIES)
-def test_truth_tables(arity):
-    holds_as(Or(arity), arity, any)
-    holds_as(And(arity), arity, all)
-    holds_as(Xor(arity), arity, lambda bits: sum(bits) % 2 == 1)
-    holds_as(Xor(arity, parity=0), arity, lambda bits: sum(bits) % 2 == 0)
-    holds_as(AtMostOne(arity), arity, lambda bits: sum(bits) <= 1)
-    holds_as(ExactlyOne(arity), arity, lambda bits: sum(bits) == 1)
+@pytest.mark.parametrize("kind", LOGICAL)
+def test_truth_tables(kind, arity):
+    one = LOGICAL[kind]
+    holds_as(one.make(arity), arity, lambda bits: one.meets(sum(bits), arity))
 
 
 @pytest.mark.parametrize("arity", ARITIES)
 def test_counts_between_all_bounds(arity):
     for least in range(arity + 1):
-        at_least = Cardinality(arity, at_least=least)
-        holds_as(at_least, arity, lambda bits, least=least: sum(bits) >= least)
-        assert len(at_least.transitions) == least + 1
-        for most in range(least, arity + 3):
-            between = Cardinality(arity, at_least=least, at_most=most)
-            holds_as(
-                between, arity, lambda bits, least=least, most=most: least <= sum(bits) <= most
-            )
-            assert len(between.transitions) <= most + 2
+        for most in (None, *range(least, arity + 3)):
+            one = count_between(least, most)
+            made = one.make(arity)
+            holds_as(made, arity, lambda bits, one=one: one.meets(sum(bits), arity))
+            assert len(made.transitions) <= (least + 1 if most is None else most + 2)
 
 
 def test_a_parity_is_named():
@@ -55,8 +49,8 @@ def test_a_parity_is_named():
 
 def test_the_type_of_the_log_values():
     assert Or(2).dtype == torch.get_default_dtype()
-    for make in (Or, And, Xor, AtMostOne, ExactlyOne, Cardinality):
-        assert make(2, dtype=torch.float64).dtype == torch.float64
+    for one in (*LOGICAL.values(), count_between(1)):
+        assert one.make(2, dtype=torch.float64).dtype == torch.float64
 
 
 @pytest.mark.parametrize(

@@ -2,16 +2,18 @@
 
 import math
 from dataclasses import dataclass
-from functools import partial
 
 import pytest
 import torch
 
 import rdpgraph as rg
-from rdpgraph import And, AtMostOne, Automaton, Cardinality, ExactlyOne, Or, Xor
+from rdpgraph import Automaton
 from rdpgraph.answers import KBest
 from rdpgraph.extend import REGISTRY, Part
 from rdpgraph.testing import check_potential, check_structure
+from tests.logical import LOGICAL, count_between
+
+COUNTED = {**LOGICAL, "at least one": count_between(1), "at most two": count_between(0, 2)}
 
 
 @dataclass(frozen=True, eq=False)
@@ -81,21 +83,9 @@ def test_conformance_of_potentials():
 
 
 @pytest.mark.parametrize("arity", [1, 2, 4])
-@pytest.mark.parametrize(
-    "make",
-    [
-        Or,
-        And,
-        Xor,
-        partial(Xor, parity=0),
-        AtMostOne,
-        ExactlyOne,
-        partial(Cardinality, at_least=1),
-        partial(Cardinality, at_most=2),
-    ],
-)
-def test_conformance_of_logical_constraints(make, arity):
-    check_potential(make(arity, dtype=torch.float64))
+@pytest.mark.parametrize("kind", COUNTED)
+def test_conformance_of_logical_constraints(kind, arity):
+    check_potential(COUNTED[kind].make(arity, dtype=torch.float64))
 
 
 def test_the_suite_catches_what_is_wrong():

@@ -9,6 +9,7 @@ import torch
 
 import rdpgraph as rg
 from tests.engines.loopy.helpers import SCHEDULES, loopy, same, seeded
+from tests.logical import LOGICAL, count_between
 
 
 @dataclass(frozen=True, eq=False)
@@ -21,16 +22,15 @@ class Reference(rg.Automaton):
 
 
 def logical(chance, arity):
-    kind = chance.choice(["or", "and", "xor", "most", "one", "count"])
+    kind = chance.choice([*LOGICAL, "count"])
     if kind == "count":
         least = chance.randint(0, arity - 1)
-        return rg.Cardinality(arity, at_least=least, at_most=least + 1)
+        return count_between(least, least + 1).make(arity)
     if kind == "and":  # of all but the last, which says whether they are
         rows = [[2, 1], [4, 1], [3, 2], [3, 3], [4, 4]]
         no = -math.inf
         return rg.Automaton(rows, torch.tensor([no, 0.0, no, 0.0, no]), arity)
-    makers = {"or": rg.Or, "xor": rg.Xor, "most": rg.AtMostOne, "one": rg.ExactlyOne}
-    return makers[kind](arity)
+    return LOGICAL[kind].make(arity)
 
 
 def automaton(chance, generator, states, arity, rows):

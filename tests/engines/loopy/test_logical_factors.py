@@ -2,6 +2,7 @@
 
 import itertools
 import math
+from functools import partial
 
 import pytest
 import torch
@@ -9,15 +10,13 @@ import torch
 import rdpgraph as rg
 from rdpgraph.testing import brute_force
 from tests.engines.loopy.helpers import SCHEDULES, differences, loopy, randn, same, seeded
+from tests.logical import LOGICAL
 
 DOUBLE = torch.float64
 KINDS = {
     "cardinality": lambda: rg.Cardinality(9, at_least=2, at_most=4, dtype=DOUBLE),
     "at least": lambda: rg.Cardinality(11, at_least=9, dtype=DOUBLE),
-    "or": lambda: rg.Or(10, dtype=DOUBLE),
-    "and": lambda: rg.And(9, dtype=DOUBLE),
-    "xor": lambda: rg.Xor(9, dtype=DOUBLE),
-    "exactly one": lambda: rg.ExactlyOne(11, dtype=DOUBLE),
+    **{name: partial(one.make, 9, dtype=DOUBLE) for name, one in LOGICAL.items()},
     "automaton": lambda: counter(),
 }
 GRADIENTS = (
@@ -87,7 +86,7 @@ def test_trees_are_those_of_enumeration(kind, name):
 @pytest.mark.long
 @pytest.mark.cover(1)
 @pytest.mark.parametrize("damping", [0.4, rg.loopy.ProbabilityDamping(0.4)], ids=str)
-@pytest.mark.parametrize("kind", ["cardinality", "xor", "automaton"])
+@pytest.mark.parametrize("kind", ["cardinality", "odd", "automaton"])
 def test_damped_trees_are_those_of_enumeration(kind, damping):
     _, _, graph = tree(KINDS[kind](), batch=(2,))
     check(graph, damping=damping)
@@ -644,15 +643,14 @@ def test_auto_searches_on_from_the_mode_of_messages():
 
 
 @pytest.mark.parametrize("seen", [2, 3, 4])
-@pytest.mark.parametrize("name", ["xor", "exactly one", "at most one"])
+@pytest.mark.parametrize("name", ["odd", "exactly one", "at most one"])
 def test_what_was_observed_in_the_other_slots_differs_between_items(name, seen):
     """A message then allows states in one item that it forbids in another."""
-    kind = {"xor": rg.Xor, "exactly one": rg.ExactlyOne, "at most one": rg.AtMostOne}[name]
     x = rg.VariableArray("x", (5,), 2)
     graph = rg.FactorGraph(
         [
             rg.FactorBlock((x,), rg.Table(randn(0, 5, 2))),
-            rg.Factor(tuple(x[i] for i in range(5)), kind(5)),
+            rg.Factor(tuple(x[i] for i in range(5)), LOGICAL[name].make(5)),
         ]
     )
     rows = torch.eye(seen, dtype=torch.long)
