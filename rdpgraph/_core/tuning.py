@@ -247,6 +247,8 @@ QUICK_MATCHING = 64
 """Log-values of a sweep over matchings for which no other order is tried."""
 FEWEST_SITES, MOST_PADDED = 3, 2
 """Variables of a chain in a graph, fewer being contracted as fast; most sites for each of them."""
+MOST_OFFSETS = 16
+"""Offsets of a band for which a recurrence is written out, one rule each."""
 
 # Rates beside those above.
 STEP_LAUNCHES, MACHINE_STEP, MACHINE_PRODUCT, HOST_COPIES = 7, 1e-7, 1e-10, 2e-4

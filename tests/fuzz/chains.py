@@ -43,7 +43,7 @@ def _coupling(
     rng: np.random.Generator, how: Style, states: int, lead: tuple[int, ...]
 ) -> tuple[Any, Array]:
     """A transition of the library's, and its table."""
-    kind = str(rng.choice(["tensor", "tensor", "table", "low rank", "bilinear", "sparse"]))
+    kind = str(rng.choice(["tensor", "table", "low rank", "bilinear", "sparse", "banded"]))
     kind = "table" if kind == "sparse" and lead else kind
     made = MAKERS["table" if kind == "tensor" else kind](rng, how, (states, states), lead)
     tensors = made.tensors()

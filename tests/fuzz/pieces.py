@@ -84,6 +84,8 @@ def piece(
             kinds += ["logical", "logical"]
     if len(sizes) == 2:
         kinds += ["bilinear", "low rank"]
+        if sizes[0] == sizes[1]:
+            kinds.append("banded")
     return MAKERS[str(rng.choice(kinds))](rng, how, sizes, lead)
 
 
@@ -120,6 +122,33 @@ def _low_rank(rng: np.random.Generator, how: Style, sizes: tuple[int, ...], lead
         "low rank", lead, {"l": left, "r": right},
         lambda t: rg.LowRank(t["l"], t["r"]), table, how.dtype,
     )  # fmt: skip
+
+
+def _banded(rng: np.random.Generator, how: Style, sizes: tuple[int, ...], lead: tuple[int, ...]):
+    states = sizes[0]
+    every = rng.permutation(np.arange(1 - states, states))
+    offsets = tuple(every[: int(rng.integers(1, min(4, len(every)) + 1))].tolist())
+    parts = {"b": how.draw(rng, (*lead, states, len(offsets)))}
+    if rng.random() < 0.6:
+        rank = int(rng.integers(1, 3))
+        parts["l"] = how.draw(rng, (*(lead if rng.random() < 0.5 else ()), states, rank))
+        parts["r"] = how.draw(rng, (*(lead if rng.random() < 0.5 else ()), states, rank))
+
+    def table(p: dict[str, Array]) -> Array:
+        dense = np.full((*lead, states, states), -np.inf)
+        if "l" in p:
+            ranked = log_sum(p["l"][..., :, None, :] + p["r"][..., None, :, :])
+            dense = np.broadcast_to(ranked, dense.shape).copy()
+        for place, offset in enumerate(offsets):
+            for first in range(max(0, -offset), min(states, states - offset)):
+                here = (..., first, first + offset)
+                dense[here] = np.logaddexp(dense[here], p["b"][..., first, place])
+        return dense
+
+    def build(t: dict[str, torch.Tensor]) -> rg.Banded:
+        return rg.Banded(t["b"], offsets, rg.LowRank(t["l"], t["r"]) if "l" in t else None)
+
+    return Piece("banded", lead, parts, build, table, how.dtype)
 
 
 def _sparse(rng: np.random.Generator, how: Style, sizes: tuple[int, ...], lead: tuple[int, ...]):
@@ -179,6 +208,7 @@ MAKERS = {
     "table": _table,
     "bilinear": _bilinear,
     "low rank": _low_rank,
+    "banded": _banded,
     "sparse": _sparse,
     "automaton": _automaton,
     "logical": _logical,

@@ -31,6 +31,11 @@ STRUCTURES = {
     "chain of low rank, factors of each item": lambda: rg.Chain(
         draw(2, 3, 2), rg.LowRank(*factors(2, 2, 2, 2, 2))
     ),
+    "chain that copies, with rates of each step": lambda: rg.Chain(
+        draw(2, 3, 3),
+        rg.Banded(draw(2, 3, 1), (0,), rg.LowRank(draw(2, 3, 1), draw(3, 1))),
+        lengths=SOME,
+    ),
     "chain of one step, transitions of each item": lambda: rg.Chain(
         draw(2, 1, 2), draw(2, 0, 2, 2), lengths=torch.tensor([1, 0])
     ),

@@ -11,11 +11,11 @@ from torch import Tensor
 
 from rdpgraph._core.arguments import require_fields
 from rdpgraph._core.cache import differentiable_property
-from rdpgraph._core.types import ArrayLike
+from rdpgraph._core.types import ArrayLike, broadcast_shapes
 from rdpgraph.errors import ModelError
 from rdpgraph.logspace.logmatrix import LogMatrix, soft_sum
-from rdpgraph.model.potentials.lowrank import LowRank
-from rdpgraph.model.potentials.potential import Potential
+from rdpgraph.model.potentials.lowrank import LowRank, rows_of
+from rdpgraph.model.potentials.potential import Potential, select_lead
 from rdpgraph.model.potentials.table import checked_log_table, settle
 
 
@@ -41,19 +41,27 @@ class PairOperator(Potential):
 
     @abstractmethod
     def sums(self, rows: Tensor) -> Tensor:
-        """``logsumexp_i(rows_i + value_ij)``, (B, N) as (B, N); exact and differentiable."""
+        """``logsumexp_i(rows_i + value_ij)``, (B, N) as (B, N); exact and differentiable.
+
+        Leading dims of the potential broadcast with B.
+        """
 
     @abstractmethod
     def best(self, rows: Tensor) -> tuple[Tensor, Tensor]:
         """The k largest of ``rows_il + value_ij`` over i and l, and ``i k + l``; both (B, N, k).
 
-        Given rows (B, N, k). Asked only if `additive`.
+        Given rows (B, N, k). Asked only if `maximises`.
         """
 
     @property
     @abstractmethod
     def additive(self) -> bool:
-        """True if every log-value is a sum of parameters, and a maximum has the cost of a sum."""
+        """True if every log-value is a sum of parameters."""
+
+    @property
+    def maximises(self) -> bool:
+        """True if a maximum has the cost of a sum, by `best`."""
+        return self.additive
 
     @property
     @abstractmethod
@@ -61,9 +69,9 @@ class PairOperator(Potential):
         """The multiply-adds of `sums` for each state."""
 
     @property
+    @abstractmethod
     def shape(self) -> tuple[int, ...]:
-        states = self.tensors[0].shape[:-1].numel()
-        return states, states
+        """Leading dims, such as the steps of a chain, and the number of states twice."""
 
     @property
     def dtype(self) -> torch.dtype:
@@ -79,8 +87,10 @@ class PairOperator(Potential):
         return type(other) is type(self) and next(shapes) == next(shapes)
 
     def row_totals(self) -> Tensor:
-        """(N,) log-sums over the second state."""
-        return self.turned().sums(self.tensors[0].new_zeros(1, self.shape[0])).squeeze(0)
+        """(*lead, N) log-sums over the second state."""
+        *lead, states, _ = self.shape
+        rows = self.tensors[0].new_zeros(*(lead or (1,)), states)
+        return self.turned().sums(rows).reshape(*lead, states)
 
     def _possible_totals(self) -> Tensor:
         totals = self.row_totals()
@@ -97,13 +107,16 @@ class Banded(PairOperator):
 
     ``value(i, i + o_d) = exp(log_values[i, d])``, plus that of ``rest`` for every pair. As a
     transition of a `Chain` it costs O(T N (D + r)). The offsets ``(-1, 0, 1)`` are a band; the
-    offset 0 and a rest of low rank are a diagonal plus low rank, as of models that copy.
+    offset 0 and a rest of low rank are a diagonal plus low rank, as of models that copy (Li and
+    Stephens 2003): with a leading dim, one for each step.
 
     Args:
-        log_values: (N, D) nats, of the first state and the offset; those that lead beyond the
-            states are not read. Gradients flow to them.
+        log_values: (*lead, N, D) nats, of the first state and the offset; those that lead beyond
+            the states are not read. Leading dims are the steps of a chain, batch dims or factors of
+            a block. Gradients flow to them.
         offsets: D different whole numbers between -N and N, at least one.
-        rest: (N, N) without leading dims. Maxima then have no shortcut, and form the N^2 values.
+        rest: (*lead, N, N), whose leading dims broadcast with those of the values. With a rest of
+            one rank maxima have the cost of sums; of more they form the N^2 values.
 
     Raises:
         ModelError: shapes or offsets that do not fit, NaN or +inf.
@@ -132,18 +145,28 @@ class Banded(PairOperator):
         checked_log_table("Banded's log_values", self.log_values)
         require_fields(self)
         shape, offsets = tuple(self.log_values.shape), self.offsets
-        fits = len(shape) == 2 and 0 < shape[1] == len(offsets) == len({*offsets})
-        if not fits or not all(abs(offset) < shape[0] for offset in offsets):
+        ends = shape[-2:]
+        fits = len(ends) == 2 and 0 < ends[-1] == len(offsets) == len({*offsets})
+        if not fits or not all(abs(offset) < ends[0] for offset in offsets):
             raise ModelError(
-                "Banded needs log_values (N, D) and D different offsets between -N and N; got "
-                f"{shape} and {offsets}."
+                "Banded needs log_values (*lead, N, D) and D different offsets between -N and N; "
+                f"got {shape} and {offsets}."
             )
-        rest = self.rest
-        if rest is not None and (rest.shape != self.shape or rest.dtype != self.dtype):
+        rest, states = self.rest, ends[0]
+        if rest is None:
+            return
+        if rest.shape[-2:] != (states, states) or rest.dtype != self.dtype:
             raise ModelError(
-                f"Banded of {shape[0]} states needs a rest of shape {self.shape} and "
+                f"Banded of {states} states needs a rest of shape {(states, states)} and "
                 f"{self.dtype}; got {rest.shape} and {rest.dtype}."
             )
+        try:
+            broadcast_shapes(shape[:-2], rest.lead(2))
+        except RuntimeError:
+            raise ModelError(
+                "Banded needs leading dims that broadcast; got log_values "
+                f"{shape} and a rest of shape {rest.shape}."
+            ) from None
 
     @classmethod
     def normalised(
@@ -157,9 +180,15 @@ class Banded(PairOperator):
         return cls(log_values, offsets, rest).normal()
 
     def normal(self) -> "Banded":
-        totals = self._possible_totals().unsqueeze(1)
+        totals = self._possible_totals().unsqueeze(-1)
         values, *sides = self.tensors
         return self.replaced([values - totals, *(s - totals for s in sides[:1]), *sides[1:]])
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        lead = self.log_values.shape[:-2]
+        lead = lead if self.rest is None else broadcast_shapes(lead, self.rest.lead(2))
+        return (*lead, *2 * self.log_values.shape[-2:-1])
 
     @property
     def tensors(self) -> tuple[Tensor, ...]:
@@ -183,55 +212,102 @@ class Banded(PairOperator):
         return self.rest is None
 
     @property
+    def maximises(self) -> bool:
+        return self.rest is None or self.rest.rank == 1
+
+    @property
     def work(self) -> int:
         return len(self.offsets) + (0 if self.rest is None else 2 * self.rest.rank)
 
+    def select(self, block: tuple[int, ...], rows: Tensor | None, arity: int) -> "Banded":
+        return self.replaced(
+            [select_lead(part, trailing=2, block=block, rows=rows) for part in self.tensors]
+        )
+
     def sums(self, rows: Tensor) -> Tensor:
         ways = [
-            rows.roll(offset, 1) + values
-            for offset, values in zip(self.offsets, self._into.unbind(1), strict=True)
+            rows.roll(offset, -1) + values
+            for offset, values in zip(self.offsets, self._into.unbind(-1), strict=True)
         ]
         if self._ranks is not None:
             onto, out = self._ranks
-            ways.append(out.times(onto.times(rows)))
-        return soft_sum(torch.stack(ways), 0)
+            ways.append(_times(out, _times(onto, rows)))
+        return soft_sum(torch.stack(torch.broadcast_tensors(*ways)), 0)
 
     def best(self, rows: Tensor) -> tuple[Tensor, Tensor]:
-        states, k = rows.shape[1:]
-        pairs = zip(self.offsets, self._into.unbind(1), strict=True)
-        ways = [rows.roll(offset, 1) + values.unsqueeze(1) for offset, values in pairs]
-        values, place = torch.stack(ways, 2).flatten(2).topk(k)
-        moved = torch.tensor(self.offsets, device=rows.device)[place // k]
-        source = (torch.arange(states, device=rows.device).unsqueeze(1) - moved) % states
-        return values, source * k + place % k
+        batch, states, k = rows.shape
+        place = torch.arange(states, device=rows.device)
+        offsets = torch.tensor(self.offsets, device=rows.device)
+        # Ways along the bands: their first states, (N, D), and scores, (B, N, D, k).
+        before = place.unsqueeze(1) - offsets
+        pairs = zip(self.offsets, self._moved(self.largest).unbind(-1), strict=True)
+        bands = torch.stack([rows.roll(o, 1) + values.unsqueeze(-1) for o, values in pairs], 2)
+        ways = bands.flatten(2)
+        sources = (before % states).unsqueeze(2) * k + torch.arange(k, device=rows.device)
+        sources = sources.flatten(1).expand(batch, -1, -1)
+        if self.rest is not None:
+            # Ways by the one rank: of the best into all states, those along the bands are counted
+            # already, and at most D k of them are.
+            left, right = self.rest.log_left.squeeze(-1), self.rest.log_right.squeeze(-1)
+            many = min(states * k, k * (len(self.offsets) + 1))
+            top, origin = (rows + left.unsqueeze(-1)).flatten(1).topk(many)
+            banded = (origin.reshape(batch, 1, many, 1) // k == before.unsqueeze(1)).any(-1)
+            others = (top.unsqueeze(1) + right.unsqueeze(-1)).masked_fill(banded, -math.inf)
+            ways = torch.cat([ways, others], 2)
+            sources = torch.cat([sources, origin.unsqueeze(1).expand(-1, states, -1)], 2)
+        values, chosen = ways.topk(k)
+        return values, sources.gather(2, chosen)
 
     def evaluate(self, states: Sequence[Tensor]) -> Tensor:
         """The log-values on a grid of states, in O(grid (D + r))."""
         first, second = states[0].unsqueeze(-1), states[1].unsqueeze(-2)
         gap, missing = second - first, torch.full((), -math.inf).to(self.log_values)
         values = missing if self.rest is None else self.rest.evaluate(states)
-        values = values.expand(torch.broadcast_shapes(values.shape, gap.shape))
-        for offset, column in zip(self.offsets, self.log_values.unbind(1), strict=True):
-            here = torch.where(gap == offset, column[first], missing)
+        given = rows_of(self.log_values, states[0])
+        shape = broadcast_shapes(values.shape, gap.shape, (*given.shape[:-1], 1))
+        values = values.expand(shape)
+        for offset, column in zip(self.offsets, given.unbind(-1), strict=True):
+            here = torch.where(gap == offset, column.unsqueeze(-1), missing)
             values = here.where(gap == offset, values) if self.rest is None else soft_sum(
-                torch.stack([values, here]), 0
+                torch.stack([values, here.expand(shape)]), 0
             )  # fmt: skip
         return values
 
     @differentiable_property
     def _into(self) -> Tensor:
-        """(N, D) log-values by the second state; -inf where there is no first one."""
-        place = torch.arange(len(self.log_values), device=self.device)
+        """(*lead, N, D) log-values by the second state; -inf where there is no first one."""
+        return self._moved(self.log_values)
+
+    def _moved(self, values: Tensor) -> Tensor:
+        """Values (*lead, N, D) by the first state as those by the second; -inf: there is none."""
+        states = values.shape[-2]
+        place = torch.arange(states, device=self.device)
         columns = [
-            torch.where((place >= o) & (place - o < len(place)), column.roll(o), -math.inf)
-            for o, column in zip(self.offsets, self.log_values.unbind(1), strict=True)
+            torch.where((place >= o) & (place - o < states), column.roll(o, -1), -math.inf)
+            for o, column in zip(self.offsets, values.unbind(-1), strict=True)
         ]
-        return torch.stack(columns, 1)
+        return torch.stack(columns, -1)
+
+    @differentiable_property
+    def largest(self) -> Tensor:
+        """(*lead, N, D) the values along the bands with those of a rest of one rank added."""
+        if self.rest is None:
+            return self.log_values
+        left, right = self.rest.log_left.squeeze(-1), self.rest.log_right.squeeze(-1)
+        ranked = torch.stack([left + right.roll(-offset, -1) for offset in self.offsets], -1)
+        return soft_sum(torch.stack(torch.broadcast_tensors(self.log_values, ranked)), 0)
 
     @differentiable_property
     def _ranks(self) -> tuple[LogMatrix, LogMatrix] | None:
         rest = self.rest
         return rest and (LogMatrix.of(rest.log_left.mT), LogMatrix.of(rest.log_right))
+
+
+def _times(matrix: LogMatrix, rows: Tensor) -> Tensor:
+    """Rows (B, k) by a matrix (n, k), or each by its own of (*lead, n, k), as (B, n)."""
+    if matrix.logs.ndim == 2:
+        return matrix.times(rows)
+    return matrix.times(rows.unsqueeze(-2)).squeeze(-2)
 
 
 @dataclass(frozen=True, eq=False)
@@ -292,6 +368,10 @@ class Monarch(PairOperator):
     def normal(self) -> "Monarch":
         totals = self._possible_totals().reshape(*self.log_left.shape[:2], 1)
         return Monarch(self.log_left - totals, self.log_right)
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return 2 * (self.log_left.shape[:2].numel(),)
 
     @property
     def tensors(self) -> tuple[Tensor, ...]:

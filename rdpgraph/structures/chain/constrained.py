@@ -98,7 +98,8 @@ class ConstrainedHMM:
 
     def __post_init__(self) -> None:
         settle(self, "start", "transition", "emission")
-        hmm_unary(self.start, self.transition, self.emission, torch.zeros(0, dtype=torch.long))
+        nothing = torch.zeros(0, dtype=torch.long)
+        hmm_unary(self.start, self.transition, self.emission, nothing, stationary=True)
         given, words = self.automaton, tuple(self.emission.shape)[1]
         if not isinstance(cast(object, given), Automaton) or given.log_accept.ndim != 1:
             raise ModelError(

@@ -174,8 +174,12 @@ MISSING = -1  # an observation
 def hmm_unary(
     start: Tensor, transition: Tensor | LowRank | PairOperator, emission: Tensor | LowRank,
     observations: Tensor | None, lengths: Tensor | Sequence[int] | None = None,
+    *, stationary: bool = False,
 ) -> Tensor:  # fmt: skip
-    """(*batch, T, N) from log-probabilities, checked except beyond the lengths."""
+    """(*batch, T, N) from log-probabilities, checked except beyond the lengths.
+
+    A ``stationary`` model has one transition for all steps.
+    """
     start = taken("Chain.hmm's start", start)
     transition = taken("Chain.hmm's transition", transition)
     emission = taken("Chain.hmm's emission", emission)
@@ -183,7 +187,8 @@ def hmm_unary(
     if not isinstance(observations, Tensor | None):
         observations = as_whole("Chain.hmm's observations", observations)
     states = start.shape[-1] if start.ndim else 0
-    if start.ndim != 1 or tuple(transition.shape) != (states, states):
+    square = tuple(transition.shape[0 if stationary else -2 :])
+    if start.ndim != 1 or square != (states, states):
         raise ModelError(
             "Chain.hmm needs start (N,) and transition (N, N); got "
             f"{tuple(start.shape)} and {tuple(transition.shape)}."

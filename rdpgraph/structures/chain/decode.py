@@ -17,7 +17,7 @@ from torch import Tensor
 from rdpgraph._core import tuning
 from rdpgraph._core.types import Lengths, LogZ, Paths, Transition, Unary
 from rdpgraph.logspace.gradients import is_transformed
-from rdpgraph.structures.chain import tapes
+from rdpgraph.structures.chain import bands, tapes
 from rdpgraph.structures.chain.factors import inside, masked, peak
 from rdpgraph.structures.chain.paths import score, traceback
 from rdpgraph.structures.chain.steps import Steps, as_steps
@@ -55,6 +55,8 @@ def best_states(unary: Unary, transition: Transition | Steps, lengths: Lengths) 
             return tapes.best_states(unary, transition, lengths)
         if _is_small(unary, transition):
             return _small_best(unary, transition, lengths)
+    if bands.serves(unary, transition, maxima=True):
+        return bands.best_states(unary, transition, lengths)
     values = _levelled(unary, lengths)
     messages = values + _arriving(values, as_steps(transition), lengths, backwards=False)
     return traceback(messages, transition, lengths, count=1, noise=None)[0]
@@ -144,6 +146,8 @@ def max_marginals(unary: Unary, transition: Transition | Steps, lengths: Lengths
     watched = watched and torch.is_grad_enabled()
     if isinstance(transition, Tensor) and not watched and tapes.serves(unary, transition):
         return tapes.max_marginals(unary, transition, lengths)
+    if bands.serves(unary, transition, maxima=True):
+        return bands.max_marginals(unary, transition, lengths)
     with torch.set_grad_enabled(watched):
         values, steps = _levelled(unary, lengths), as_steps(transition)
         through = values + _arriving(values, steps, lengths, backwards=False)
@@ -187,7 +191,7 @@ def _arriving(unary: Tensor, steps: Steps, lengths: Tensor, *, backwards: bool) 
 
     with torch.no_grad():
         for score, number in zip(values[:-1], numbers, strict=True):
-            known = steps.best((parts[-1] + score).unsqueeze(2))
+            known = steps.best((parts[-1] + score).unsqueeze(2), number)
             sums = () if known else _sums(parts[-1] + score, steps, number)
             if known or watched:
                 pairs = [block.max(0) for block in sums]
@@ -249,7 +253,7 @@ def _best_lists(unary: Unary, steps: Steps, lengths: Lengths, k: int) -> Tensor:
 def _extended(best: Tensor, steps: Steps, step: int) -> tuple[Tensor, Tensor]:
     """The k best ways into each state, (B, N, k), and the entry of ``best`` each extends."""
     batch, states, k = best.shape
-    if known := steps.best(best):
+    if known := steps.best(best, step):
         return known
     width = min(k, states)
     items = torch.arange(batch, device=best.device).reshape(-1, 1, 1)

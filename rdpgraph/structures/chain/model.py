@@ -63,6 +63,8 @@ class Chain(Structure):
             states they are given. With a `LowRank` of rank r, log Z and its gradient, marginals,
             filtered states and samples cost O(T N r) without a table; entropy and maxima form the
             N^2 values, in blocks. `Banded` and `Monarch` transitions need no table for any of them.
+            A `Banded` one may have the leading dims (*batch, T - 1): a diagonal plus one rank for
+            each step costs O(T N).
         lengths: (*batch,) integers in 0..T; default: all T.
 
     Values that look like probabilities are warned of once, as in a `Table`; `Chain.hmm` and
@@ -115,8 +117,8 @@ class Chain(Structure):
 
         Args:
             start: (N,) log-probabilities of the first state.
-            transition: (N, N) log-probabilities, [from, to]; or `LowRank.normalised` ones, or
-                those of `Banded` or `Monarch`.
+            transition: (N, N) log-probabilities, [from, to], or (*batch, T - 1, N, N) for each
+                step; or `LowRank.normalised` ones, or those of `Banded` or `Monarch`.
             emission: (N, symbols) log-probabilities of the symbols in each state, likewise; or,
                 without observations, (*batch, T, N) log-likelihoods under any density.
                 `LowRankHMM` is a model of the symbols, for many sequences.

@@ -209,7 +209,8 @@ def _pair_means(parts: ChainTensors | RankTensors, sent: Messages, chances: Tens
         each = max(math.prod(side.shape[:-2]) for side in link.sides)
         width = tuning.per_block(states * each, tuning.LARGE_BLOCK)
     elif isinstance(link, OperatorSteps):
-        width = tuning.per_block(states, tuning.LARGE_BLOCK)
+        each = math.prod(link.potential.lead(2))
+        width = tuning.per_block(states * each, tuning.LARGE_BLOCK)
 
     def means(here: slice) -> Tensor:
         columns = _into(link, here)
@@ -235,7 +236,7 @@ def _pair_means(parts: ChainTensors | RankTensors, sent: Messages, chances: Tens
 def _into(link: Tensor | RankSteps | OperatorSteps, here: slice) -> Tensor:
     """(n, N), or (1 or B, T - 1, n, N): the log-values into some states from all."""
     if isinstance(link, OperatorSteps):
-        every = torch.arange(link.potential.shape[0], device=link.potential.device)
+        every = torch.arange(link.potential.shape[-1], device=link.potential.device)
         return link.turned().potential.evaluate([every[here], every])
     if isinstance(link, RankSteps):
         return log_products(link.right[..., here, :], link.left)

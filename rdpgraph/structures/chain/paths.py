@@ -15,7 +15,7 @@ from rdpgraph._core.numbers import lowest
 from rdpgraph._core.types import Lengths, Paths, Transition, Unary
 from rdpgraph.logspace.gradients import possible_alone
 from rdpgraph.model.potentials.potential import Potential
-from rdpgraph.structures.chain import logs, recursion, tapes
+from rdpgraph.structures.chain import bands, logs, recursion, tapes
 from rdpgraph.structures.chain.factors import inside
 from rdpgraph.structures.chain.steps import Steps, as_steps
 from rdpgraph.structures.draws import Noise, checked_temperature, gumbel
@@ -124,6 +124,8 @@ def draw(
     """
     if tapes.serves(unary, transition):
         return tapes.draw(unary, transition, lengths, count, generator)
+    if bands.serves(unary, transition):
+        return bands.draw(unary, transition, lengths, count, generator)
     messages = logs.forward(unary, transition, lengths)
 
     def noise(_last: int, steps: int) -> Tensor:

@@ -13,7 +13,7 @@ from rdpgraph.model.block import Block
 from rdpgraph.model.factor import Factor, FactorBlock
 from rdpgraph.model.graph import FactorGraph
 from rdpgraph.model.potentials.lowrank import Bilinear, LowRank
-from rdpgraph.model.potentials.operators import PairOperator
+from rdpgraph.model.potentials.operators import Banded, PairOperator
 from rdpgraph.model.potentials.potential import Potential
 from rdpgraph.model.potentials.table import Table
 from rdpgraph.model.variable import VariableArray
@@ -185,7 +185,9 @@ class _Placed:
     def without_table(self, dtype: torch.dtype) -> LowRank | PairOperator | None:
         """The one potential of all edges, [earlier, later], an operator or of few ranks."""
         low = self.block.select()
-        if isinstance(low, PairOperator) and self.alike:
+        if isinstance(low, Banded) and math.prod(low.lead(2)) == 1:
+            low = low.replaced([part.reshape(part.shape[-2:]) for part in low.tensors])
+        if isinstance(low, PairOperator) and self.alike and not low.lead(2):
             return low if bool(self.forwards[0]) else low.turned()
         if not isinstance(low, LowRank) or not self.alike or math.prod(low.lead(2)) != 1:
             return None
@@ -241,6 +243,8 @@ def turned(potential: Potential) -> Potential:
         return Bilinear(potential.right, potential.left)
     if isinstance(potential, LowRank):
         return LowRank(potential.log_right, potential.log_left)
+    if isinstance(potential, PairOperator):
+        return potential.turned()
     return _Turned(potential)
 
 

@@ -11,7 +11,7 @@ from rdpgraph._core import tuning
 from rdpgraph._core.compiler import opaque
 from rdpgraph._core.types import Doubt, Lengths, LogZ, Transition, Unary
 from rdpgraph.logspace.logmatrix import finite, soft_sum
-from rdpgraph.structures.chain import logs, scaled, tapes
+from rdpgraph.structures.chain import bands, logs, scaled, tapes
 from rdpgraph.structures.chain.steps import (
     OperatorSteps,
     RankSteps,
@@ -55,6 +55,8 @@ def log_partition(
     """
     if unary.shape[1] == 0:
         return unary.sum((1, 2))
+    if bands.serves(unary, transition):
+        return bands.log_partition(unary, transition, lengths)
     if isinstance(transition, OperatorSteps):
         return logs.log_partition(unary, transition, lengths)
     sides = tables_of(transition)

@@ -48,7 +48,7 @@ class Steps(ABC):
         Given the states (count, B, S) after S steps from ``first`` on.
         """
 
-    def best(self, rows: Tensor) -> tuple[Tensor, Tensor] | None:
+    def best(self, rows: Tensor, step: int) -> tuple[Tensor, Tensor] | None:
         """`PairOperator.best` of rows (B, N, k); None where the values are to be compared."""
         return None
 
@@ -158,7 +158,10 @@ class RankSteps(Steps):
 
 @dataclass(frozen=True, eq=False)
 class OperatorSteps(Steps):
-    """One potential for all steps, which is applied without a table."""
+    """Potentials that are applied without a table: one for all steps, or one for each.
+
+    The tensors of each have the lead (1 or B, T - 1), those of one for all have none.
+    """
 
     potential: PairOperator
 
@@ -171,24 +174,46 @@ class OperatorSteps(Steps):
         return OperatorSteps(self.potential.turned())
 
     def advance(self, step: int, state: Tensor) -> Tensor:
-        return self.potential.sums(state)
+        return self._of(step).sums(state)
 
     def blocks(self, step: int, width: int) -> Iterable[Tensor]:
+        each = self._of(step)
         for some in self._states.split(width):
-            yield self.potential.evaluate([self._states, some])
+            yield each.evaluate([self._states, some])
 
     def values(self, before: Tensor, after: Tensor) -> Tensor:
         return self.potential.evaluate([before.unsqueeze(-1), after.unsqueeze(-1)])[..., 0, 0]
 
     def columns(self, after: Tensor, *, first: int) -> Tensor:
-        return self.potential.evaluate([self._states, after.unsqueeze(-1)])[..., 0]
+        potential = self.potential
+        if self._each is not None:
+            here = slice(first, first + after.shape[2])
+            parts = [part if part.ndim == 2 else part[:, here] for part in potential.tensors]
+            potential = potential.replaced(parts)
+        return potential.evaluate([self._states, after.unsqueeze(-1)])[..., 0]
 
-    def best(self, rows: Tensor) -> tuple[Tensor, Tensor] | None:
-        return self.potential.best(rows) if self.potential.additive else None
+    def best(self, rows: Tensor, step: int) -> tuple[Tensor, Tensor] | None:
+        return self._of(step).best(rows) if self.potential.maximises else None
+
+    def _of(self, step: int) -> PairOperator:
+        """The potential of a step, with the lead (1 or B) or none."""
+        return self.potential if self._each is None else self._each[step]
+
+    @differentiable_property
+    def _each(self) -> list[PairOperator] | None:
+        """The potentials of all steps, by one unbinding: the gradient of a slice is as large."""
+        lead = self.potential.lead(2)
+        if not lead:
+            return None
+        unbound = [
+            [part] * lead[-1] if part.ndim == 2 else part.unbind(1)
+            for part in self.potential.tensors
+        ]
+        return [self.potential.replaced(parts) for parts in zip(*unbound, strict=True)]
 
     @cached_property
     def _states(self) -> Tensor:
-        return torch.arange(self.potential.shape[0], device=self.potential.device)
+        return torch.arange(self.potential.shape[-1], device=self.potential.device)
 
 
 @dataclass(frozen=True, eq=False)
@@ -280,10 +305,22 @@ class Parts(NamedTuple, Generic[Link]):
     @staticmethod
     def of_operator(unary: Tensor, given: PairOperator, lengths: Tensor) -> "Parts[OperatorSteps]":
         """Flatten (*batch, T, N), and take parameters and potentials to one type."""
+        *batch, total, states = unary.shape
         dtype = torch.promote_types(unary.dtype, given.dtype)
-        flat = unary.reshape([math.prod(unary.shape[:-2]), *unary.shape[-2:]]).to(dtype)
-        steps = OperatorSteps(given.replaced([part.to(dtype) for part in given.tensors]))
-        return Parts(flat, steps, lengths)
+        flat = unary.reshape([math.prod(batch), total, states]).to(dtype)
+        lead = given.lead(2)
+        if not lead:
+            steps = OperatorSteps(given.replaced([part.to(dtype) for part in given.tensors]))
+            return Parts(flat, steps, lengths)
+
+        def side(values: Tensor) -> Tensor:
+            ends = values.shape[-2:]
+            if values.ndim == 2:
+                return values.to(dtype)
+            each = values.expand(*values.shape[:-3], lead[-1], *ends)
+            return flattened(each, batch).to(dtype)
+
+        return Parts(flat, OperatorSteps(given.replaced([*map(side, given.tensors)])), lengths)
 
     @staticmethod
     def of_ranks(unary: Tensor, low: LowRank, lengths: Tensor) -> "Parts[RankSteps]":

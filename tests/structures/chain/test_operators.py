@@ -77,6 +77,172 @@ def test_divergences_are_those_of_tables(kind):
     assert found[0] == math.inf
 
 
+# Two items of three steps, with a potential for each step, for each item and step, or parts alike.
+STEPS = {
+    "bands": lambda: rg.Banded(draw(2, 4, 3), (-1, 0, 2)),
+    "bands of each item": lambda: rg.Banded(draw(2, 2, 4, 1), (1,)),
+    "diagonal and one rank": lambda: rg.Banded(
+        draw(2, 1, 1).expand(2, 4, 1), (0,), rg.LowRank(draw(2, 4, 1, seed=2), draw(4, 1, seed=3))
+    ),
+    "copying": lambda: rg.Banded(
+        draw(2, 1, 1).expand(2, 4, 1), (0,),
+        rg.LowRank(draw(2, 1, 1, seed=2).expand(2, 4, 1), torch.zeros(1, 1).double().expand(4, 1)),
+    ),
+    "bands and one rank": lambda: rg.Banded(
+        draw(4, 2), (1, -2), rg.LowRank(draw(4, 1, seed=2), draw(2, 2, 4, 1, seed=3))
+    ),
+    "diagonal and low rank": lambda: rg.Banded(
+        draw(2, 1, 4, 1).expand(2, 2, 4, 1), (0,),
+        rg.LowRank(draw(2, 4, 2, seed=2), draw(2, 4, 2, seed=3)),
+    ),
+}  # fmt: skip
+each_step = pytest.mark.parametrize("kind", STEPS)
+
+
+@pytest.mark.long
+@each_step
+@pytest.mark.parametrize("lengths", [None, torch.tensor([3, 2]), torch.tensor([0, 1])])
+def test_potentials_of_each_step_have_every_answer_of_enumeration(kind, lengths):
+    unary, potential = draw(2, 3, 4, seed=5), STEPS[kind]()
+    unary[0, 1, 2] = -math.inf
+    full = potential.replaced([part.clone() for part in potential.tensors])
+    check_potential(full, 2)
+    check_structure(chain := rg.Chain(unary, full, lengths=lengths))
+    # Values that are one in memory for all states are read once.
+    shared = rg.Chain(unary, potential, lengths=lengths)
+    for one, other in ((shared, chain), (shared, rg.Chain(unary, full.table(2), lengths=lengths))):
+        torch.testing.assert_close(one.log_partition(), other.log_partition())
+        torch.testing.assert_close(one.marginals(), other.marginals())
+        torch.testing.assert_close(one.max_marginals(), other.max_marginals())
+        assert torch.equal(one.mode(), other.mode())
+
+
+@each_step
+@pytest.mark.parametrize("route", ["compiled", "torch"])
+def test_answers_of_each_step_are_those_of_tables(kind, route, by_torch):
+    given = STEPS[kind]()
+    tensors = [part.clone() for part in given.tensors]
+    tensors[0].reshape(-1)[:1] = -math.inf
+    own = [part.requires_grad_() for part in tensors]
+    unary, lengths = draw(2, 3, 4, seed=6), torch.tensor([3, 2])
+
+    def asked(potential):
+        chain = rg.Chain(unary, potential, lengths=lengths)
+        found = chain.log_partition(), chain.entropy(), chain.filtered(), chain.marginals()
+        weights = sum((draw(*part.shape) * part).sum() for part in found)
+        gradients = torch.autograd.grad(weights, own)
+        best = chain.k_best(9).scores, chain.score(chain.mode()), chain.max_marginals()
+        few = chain.restrict(torch.arange(2).expand(2, 3, 2), torch.zeros(2, 3, 2).double())
+        return [*found, *gradients, *best, few.log_partition()]
+
+    potential = given.replaced(own)
+    expected = asked(potential.table(2))
+    found = by_torch(lambda: asked(potential)) if route == "torch" else asked(potential)
+    torch.testing.assert_close(found, expected)
+    singles = [
+        rg.Chain(unary[i], potential.table(2).expand(2, 2, 4, 4)[i], lengths=lengths[i])
+        for i in range(2)
+    ]
+    each = torch.stack([single.log_partition() for single in singles])
+    torch.testing.assert_close(found[0], each)
+
+
+def test_rates_of_recombination_are_learned():
+    """A chain that copies, as Li and Stephens wrote it: stay, or jump to any haplotype."""
+    unary, rates = draw(6, 5), torch.rand(5, generator=torch.Generator().manual_seed(1)).double()
+    unary[3, 1:] = -math.inf
+
+    def log_z(rates):
+        stay, jump = -rates, torch.log(-torch.expm1(-rates)) - math.log(5)
+        left = jump.reshape(5, 1, 1).expand(5, 5, 1)
+        rest = rg.LowRank(left, torch.zeros(5, 1).double())
+        return rg.Chain(unary, rg.Banded(stay.reshape(5, 1, 1).expand(5, 5, 1), (0,), rest))
+
+    def by_hand(rates):
+        alpha = unary[0].exp()
+        for rate, row in zip(rates, unary[1:], strict=True):
+            alpha = (alpha * torch.exp(-rate) + alpha.sum() * -torch.expm1(-rate) / 5) * row.exp()
+        return alpha.sum().log()
+
+    rates.requires_grad_()
+    torch.testing.assert_close(log_z(rates).log_partition(), by_hand(rates))
+    gradients = [torch.autograd.grad(ask, rates) for ask in (
+        log_z(rates).log_partition(), by_hand(rates)
+    )]  # fmt: skip
+    torch.testing.assert_close(*gradients)
+    torch.autograd.gradgradcheck(lambda rates: log_z(rates).log_partition(), rates)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_long_chains_of_steps_keep_their_digits(dtype):
+    total, states = 3000, 6
+    generator = torch.Generator().manual_seed(0)
+    rates = torch.rand(total - 1, generator=generator, dtype=torch.float64) * 0.1
+    unary = 30 * torch.rand(total, states, generator=generator, dtype=torch.float64)
+    left = (torch.log(-torch.expm1(-rates)) - math.log(states)).reshape(-1, 1, 1)
+    stay = -rates.reshape(-1, 1, 1)
+    wide = rg.Banded(
+        stay.expand(-1, states, 1), (0,),
+        rg.LowRank(left.expand(-1, states, 1), torch.zeros(states, 1).double()),
+    )  # fmt: skip
+    expected = rg.Chain(unary, wide.table(2))
+    found = rg.Chain(unary.to(dtype), wide.replaced([part.to(dtype) for part in wide.tensors]))
+    # Potentials were rounded to the type, so that scores differ by more than sums do.
+    close = {"rtol": 1e-4, "atol": 2e-3} if dtype == torch.float32 else {"rtol": 1e-9, "atol": 1e-9}
+    torch.testing.assert_close(found.marginals().double(), expected.marginals(), **close)
+    torch.testing.assert_close(found.log_partition().double(), expected.log_partition(), **close)
+    assert (found.mode() == expected.mode()).double().mean() > 0.999
+
+
+def test_drawn_sequences_of_each_step_are_as_likely_as_said():
+    chain = rg.Chain(draw(3, 4), STEPS["diagonal and one rank"]())
+    drawn = chain.sample(20_000, torch.Generator().manual_seed(0))
+    shares = torch.nn.functional.one_hot(drawn, 4).double().mean(0)
+    assert (shares - chain.marginals()).abs().amax() < 0.02
+    pairs = torch.nn.functional.one_hot(drawn[:, 0] * 4 + drawn[:, 1], 16).double().mean(0)
+    assert (pairs - chain.edge_marginals()[0].flatten()).abs().amax() < 0.02
+
+
+def test_hidden_markov_models_take_transitions_of_each_step():
+    start, emission = torch.zeros(4).double().log_softmax(0), draw(4, 3).log_softmax(1)
+    seen = torch.tensor([0, 2, -1, 1])
+    rest = rg.LowRank(*draw(2, 4, 1))
+    steps = rg.Banded.normalised(draw(3, 4, 2), (0, 1), rest)
+    chain = rg.Chain.hmm(start, steps, emission, seen)
+    torch.testing.assert_close(steps.row_totals(), torch.zeros(3, 4).double())
+    dense = rg.Chain.hmm(start, steps.table(2), emission, seen)
+    torch.testing.assert_close(chain.log_partition(), dense.log_partition())
+    with pytest.raises(ModelError, match="sum to one"):
+        rg.Chain.hmm(start, draw(3, 4, 4), emission, seen)
+    with pytest.raises(ModelError, match="needs a transition"):
+        rg.Chain.hmm(start, steps, emission, seen[:3])
+
+
+def test_many_states_of_each_step_are_answered_without_a_table():
+    states, total = 20_000, 4
+    stay = draw(total - 1, 1, 1).expand(-1, states, 1)
+    left = draw(total - 1, 1, 1, seed=1).expand(-1, states, 1)
+    rest = rg.LowRank(left, draw(states, 1, seed=2))
+    chain = rg.Chain(draw(total, states, seed=3), rg.Banded(stay, (0,), rest))
+    best = chain.k_best(2)
+    torch.testing.assert_close(chain.score(best.states), best.scores)
+    torch.testing.assert_close(chain.score(chain.mode()), best.scores[0])
+    torch.testing.assert_close(chain.max_marginals().amax(1), best.scores[0].expand(total))
+    torch.testing.assert_close(chain.marginals().sum(1), torch.ones(total).double())
+
+
+def test_blocks_of_bands_are_recognised_with_one_for_each_factor():
+    site = rg.VariableArray("x", (4,), 4)
+    single = rg.FactorBlock((site,), rg.Table(draw(4, 4)))
+    potential = rg.Banded(draw(3, 4, 1), (0,), rg.LowRank(draw(4, 1), draw(3, 4, 1)))
+    for pairs in ((site[:-1], site[1:]), (site[1:], site[:-1])):
+        graph = rg.FactorGraph([single, rg.FactorBlock(pairs, potential)])
+        posterior = rg.infer(graph)
+        exact = rg.infer(graph, scheduler=rg.Contraction())
+        torch.testing.assert_close(posterior.log_partition, exact.log_partition)
+        torch.testing.assert_close(posterior.marginals()[site], exact.marginals()[site])
+
+
 def test_normalised_rows_make_a_hidden_markov_model():
     start, emission = torch.zeros(4).log_softmax(0), draw(4, 3).float().log_softmax(1)
     seen = torch.tensor([[0, 2, -1, 1]])
@@ -132,6 +298,13 @@ def test_a_graph_of_them_is_recognised_as_a_chain():
     [
         (lambda: rg.Banded(torch.zeros(3, 2), (0,)), ModelError, "D different offsets"),
         (lambda: rg.Banded(torch.zeros(3, 2), (0, 0)), ModelError, "D different offsets"),
+        (
+            lambda: rg.Banded(
+                torch.zeros(2, 4, 1), (0,), rg.LowRank(torch.zeros(3, 4, 1), torch.zeros(4, 1))
+            ),
+            ModelError,
+            "leading dims that broadcast",
+        ),
         (lambda: rg.Banded(torch.zeros(3, 1), (3,)), ModelError, "between -N and N"),
         (lambda: rg.Banded(torch.zeros(3, 0), ()), ModelError, "D different offsets"),
         (lambda: rg.Banded(torch.zeros(3, 1), (0,), low_rank()), ModelError, "needs a rest"),
