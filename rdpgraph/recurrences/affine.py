@@ -4,6 +4,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import cache
 from math import gcd
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -103,6 +104,14 @@ class Affine:
             parts.append(f"{'+' if self.constant >= 0 else '-'} {abs(self.constant)}")
         text = " ".join(parts)
         return text[2:] if text[0] == "+" else f"-{text[2:]}"
+
+
+def evaluate_form(form: Affine, values: Mapping[str, Any]) -> Any:
+    """The number, or array of numbers, that a form is."""
+    total: Any = form.constant
+    for name, times in form.terms:
+        total = total + (values[name] if times == 1 else times * values[name])
+    return total
 
 
 class Facts:

@@ -19,9 +19,9 @@ import torch
 from torch import Tensor
 
 from rdpgraph._core import tuning
-from rdpgraph.recurrences.affine import Affine
-from rdpgraph.recurrences.interpreter import STEP, Run, evaluate_form
-from rdpgraph.recurrences.program import Lookup, Program, Read, Rule, Table, inside
+from rdpgraph.recurrences.affine import Affine, evaluate_form
+from rdpgraph.recurrences.interpreter import STEP, Run
+from rdpgraph.recurrences.program import Lookup, Program, Read, Row, Rule, Table, inside
 from rdpgraph.recurrences.semirings import LogSum, Max
 
 Pick = Callable[[Tensor], Tensor]
@@ -324,20 +324,22 @@ class _Cells:
     def block(self, table: Table, times: int = 1) -> int:
         """How many nodes of a table have about as many alternatives as a block of memory."""
         counts = [
-            math.prod(self.ranges[name] for name in rule.over)
+            math.prod(self._count(rule, name) for name in rule.over)
             for rule in self.program.rules_of(table.name)
         ]
         return max(1, tuning.CACHE_BLOCK // max(1, times * sum(counts)))
 
     def terms(self, rule: Rule, nodes: _Nodes) -> _Terms:
         """All alternatives of nodes by one rule."""
-        over = [self.ranges[name] for name in rule.over]
+        over = [self._count(rule, name) for name in rule.over]
         ones = [1] * len(over)
         # Everything is in dims of its own: nodes, and one dim for each variable of a sum.
         axes: dict[str, Any] = {a: x.view(-1, *ones) for a, x in nodes.axes.items()}
         for k, name in enumerate(rule.over):
             values = torch.arange(over[k], device=self.like.device)
             axes[name] = values.view(*ones[:k], -1, *ones[k + 1 :])
+        for row in rule.rows:
+            axes[row.variable] = axes[row.variable] + self._begin(row, axes)
         item, full = nodes.item.view(-1, *ones), (len(nodes.item), *over)
         holds = self._holds(rule, item, axes)
         logs, places = self.like.new_zeros([1] * len(full)), list[Tensor]()
@@ -359,6 +361,19 @@ class _Cells:
             logs = torch.where(holds, logs, -math.inf)
         return _Terms(logs.expand(full).reshape(len(nodes.item), -1), places)
 
+    def _count(self, rule: Rule, name: str) -> int:
+        """How many values a variable of a sum has: of a row, as many as the longest."""
+        row = next((row for row in rule.rows if row.variable == name), None)
+        if row is None:
+            return self.ranges[name]
+        return int(self.run.whole[row.array].reshape(-1).diff().max())
+
+    def _begin(self, row: Row, axes: Mapping[str, Any], more: int = 0) -> Tensor:
+        """Where rows of a list begin, or the next ones."""
+        rows = self.run.whole[row.array].reshape(-1)
+        at = evaluate_form(row.at + more, {**self.sizes, **axes})
+        return rows[torch.as_tensor(at, device=rows.device).clamp(0, len(rows) - 1)]
+
     def _holds(self, rule: Rule, item: Tensor, axes: Mapping[str, Any]) -> Tensor | None:
         """Where a rule adds anything; None: everywhere."""
         values: dict[str, Any] = {**self.sizes, **axes}
@@ -368,11 +383,17 @@ class _Cells:
             for at in factor.index:
                 if isinstance(at, Lookup):
                     forms += inside(Read(at.array, at.index), self.program.by_name[at.array])
+        for row in rule.rows:
+            for k in (0, 1):
+                forms += inside(Read(row.array, (row.at + k,)), self.program.by_name[row.array])
         holds: Tensor | None = None
         for form in dict.fromkeys(forms):
             if not form.names & self.program.labels and (form.terms or form.constant < 0):
                 own = torch.as_tensor(evaluate_form(form, values), device=item.device) >= 0
                 holds = own if holds is None else holds & own
+        for row in rule.rows:
+            own = axes[row.variable] < self._begin(row, axes, 1)
+            holds = own if holds is None else holds & own
         return holds
 
     def _read_axes(
@@ -386,8 +407,11 @@ class _Cells:
         """Nodes with the values of a rule's variables in one alternative of each."""
         axes = dict(nodes.axes)
         for name in reversed(rule.over):
-            axes[name] = alternative % self.ranges[name]
-            alternative = alternative // self.ranges[name]
+            count = self._count(rule, name)
+            axes[name] = alternative % count
+            alternative = alternative // count
+        for row in rule.rows:
+            axes[row.variable] = axes[row.variable] + self._begin(row, axes)
         return _Nodes(nodes.table, nodes.item, axes, nodes.draw)
 
     def child(self, table: Table, read: Read, at: _Nodes, rank: Tensor) -> _Nodes:

@@ -59,13 +59,13 @@ def infer_program(
         table: Table(table, sketch.axes[table], sizes[table], (), Affine()) for table in sizes
     }
     tables = _with_domains(tables, rules, sketch, labels)
-    ordered = _with_orders(name, tables, rules, sketch, labels)
+    ordered, by_data = _with_orders(name, tables, rules, sketch, labels)
     _check_beginnings(name, rules)
     ranges, labelled, final = _named_apart(rules, ordered, labels)
     return Program(
         name, tuple(inputs), tuple(lengths), ranges, labelled, tuple(ordered),
         tuple(_simplified(rule, {t.name: t for t in ordered}, sketch, ranges) for rule in final),
-        goals,
+        goals, tuple(by_data),
     )  # fmt: skip
 
 
@@ -241,6 +241,12 @@ class _Sketch:
                 for at in read.index:
                     if isinstance(at, Lookup):
                         self._check_read(Read(at.array, at.index), line, whole=True)
+            for row in line.rows:
+                self._check_read(Read(row.array, (row.at,)), line, whole=True)
+                if any(row.variable in at.names for at in line.index):
+                    raise self.error(
+                        f"the row is summed over, and {row.variable} stands left", line
+                    )
             for name in sorted(line.names):
                 if name in self.lengths:
                     raise self.error(f"only reads of the goal have the index {name}", line)
@@ -258,11 +264,6 @@ class _Sketch:
             raise self.error(
                 f"{read.array} is no input, and no rule makes it (known: {known})", line
             )
-        if array is None and any(isinstance(at, Lookup) for at in read.index):
-            raise self.error(
-                f"{read.array} is a table, whose cells are read at sums of names and numbers; only "
-                "inputs are read at places that are data", line,
-            )  # fmt: skip
         if array is not None and array.whole != whole:
             holds = "indices, so it stands within an index" if array.whole else "logs, no indices"
             raise self.error(f"{read.array} holds {holds}", line)
@@ -300,7 +301,8 @@ class _Sketch:
         factors = tuple(factor.substitute(moves) for factor in line.factors)
         guards = tuple(form.substitute(moves) for form in line.conditions)
         over = tuple(sorted(at.bare or "" for at in short.values()))
-        return _Draft(Rule(line.table, factors, over, guards, tuple(equal), line.text), line)
+        rows = tuple(row.substitute(moves) for row in line.rows)
+        return _Draft(Rule(line.table, factors, over, guards, tuple(equal), line.text, rows), line)
 
     # ---- ranges and sizes ----
 
@@ -384,6 +386,9 @@ class _Sketch:
         for read in (*rule.factors, *lookups):
             if read.array in self.inputs:
                 yield from inside(read, self.inputs[read.array])
+        for row in rule.rows:
+            for at in (row.at, row.at + 1):
+                yield from inside(Read(row.array, (at,)), self.inputs[row.array])
         yield from rule.guards
         for form in rule.equal:
             yield from (form, -form)
@@ -478,6 +483,9 @@ class _Sketch:
         for read in draft.rule.factors:
             if read.array in tables:
                 forms += inside(read, tables[read.array])
+                for at, size in zip(read.index, tables[read.array].sizes, strict=True):
+                    if isinstance(at, Lookup):  # data are within what they index
+                        forms += [Affine.of(str(at)), size - 1 - str(at)]
         return forms
 
 
@@ -542,9 +550,13 @@ def _labels(
         for k, axis in enumerate([*draft.ranges][: len(sizes[rule.table])]):
             parent[root((number, axis))] = root((rule.table, k))
         slots |= {(number, name) for name in draft.ranges}
-        for form in (*rule.guards, *rule.equal):
+        for form in (*rule.guards, *rule.equal, *rule.rows):
             no_labels |= {(number, name) for name in form.names}
         for read in rule.factors:
+            if read.array in sizes:  # nor is a place that is data, or what decides it
+                at_data = [(k, at) for k, at in enumerate(read.index) if isinstance(at, Lookup)]
+                no_labels |= {(read.array, k) for k, _ in at_data}
+                no_labels |= {(number, name) for _, at in at_data for name in at.names}
             dims = sizes[read.array] if read.array in sizes else inputs[read.array].dims
             for k, at in enumerate(read.index):
                 each = [(at, dims[k])]
@@ -567,8 +579,16 @@ def _with_domains(
     labels: set[tuple[int | str, str | int]],
 ) -> dict[str, Table]:  # fmt: skip
     """The tables with the inequalities between their axes that all their rules keep to."""
+    # Where an axis is read at data no inequality says whether the cell is there, so all are.
+    data: set[tuple[int | str, str | int]] = {
+        (read.array, k)
+        for draft in drafts
+        for read in draft.rule.factors
+        for k, at in enumerate(read.index)
+        if isinstance(at, Lookup)
+    }
     tables = {
-        name: replace(table, domain=tuple(_candidates(table, labels)))
+        name: replace(table, domain=tuple(_candidates(table, labels | data)))
         for name, table in tables.items()
     }
     # A rule without tables says at once what does not hold.
@@ -619,20 +639,44 @@ def _double_differences(axes: Sequence[str]) -> Iterator[Affine]:
 def _with_orders(
     owner: str, tables: dict[str, Table], drafts: list[_Draft], sketch: _Sketch,
     labels: set[tuple[int | str, str | int]],
-) -> list[Table]:  # fmt: skip
-    """The tables with their orders, in the sequence in which those of one step are computed."""
+) -> tuple[list[Table], list[tuple[str, ...]]]:  # fmt: skip
+    """The tables with their orders, in the sequence in which those of one step are computed.
+
+    And the groups of tables whose order data decide, if these point to smaller places.
+    """
     reads: dict[str, list[tuple[_Draft, Read]]] = {name: [] for name in tables}
     for draft in drafts:
         reads[draft.rule.table] += [
             (draft, read) for read in draft.rule.factors if read.array in tables
         ]
     done: dict[str, Table] = {}
+    by_data: list[tuple[str, ...]] = []
     for group in _components({n: [r.array for _, r in each] for n, each in reads.items()}):
         found = _ordered(group, tables, reads, done, sketch, labels)
         if found is None:
-            raise _unordered(owner, group, tables, reads, sketch)
+            supposed = [*_earlier_cells(group, tables, reads, labels)]
+            found = _ordered(group, tables, reads, done, sketch, labels, supposed)
+            if found is None:
+                raise _unordered(owner, group, tables, reads, sketch)
+            by_data.append(tuple(table.name for table in found))
         done |= {table.name: table for table in found}
-    return [*done.values()]
+    return [*done.values()], by_data
+
+
+def _earlier_cells(
+    group: list[str], tables: Mapping[str, Table],
+    reads: Mapping[str, list[tuple[_Draft, Read]]], labels: set[tuple[int | str, str | int]],
+) -> Iterator[tuple[_Draft, Affine]]:  # fmt: skip
+    """What data may be supposed to keep to where rules read tables of their own group at data.
+
+    The place is below that of the rule's cell, on the one axis of this that is no label.
+    """
+    for name in group:
+        axes = [axis for k, axis in enumerate(tables[name].axes) if (name, k) not in labels]
+        for draft, read in reads[name] if len(axes) == 1 else ():
+            for at in read.index if read.array in group else ():
+                if isinstance(at, Lookup):
+                    yield draft, Affine.of(axes[0]) - 1 - str(at)
 
 
 def _components(graph: Mapping[str, Sequence[str]]) -> list[list[str]]:
@@ -661,11 +705,14 @@ def _ordered(
     group: list[str], tables: Mapping[str, Table],
     reads: Mapping[str, list[tuple[_Draft, Read]]], done: Mapping[str, Table],
     sketch: _Sketch, labels: set[tuple[int | str, str | int]],
+    supposed: Sequence[tuple[_Draft, Affine]] = (),
 ) -> list[Table] | None:  # fmt: skip
     """Orders of tables that read each other, which agree with those that are done; or None."""
     # What holds where a rule reads: with the domains of all tables.
     given = {
-        id(draft): Facts(sketch.holding(draft, tables))
+        id(draft): Facts(
+            [*sketch.holding(draft, tables), *(at for other, at in supposed if other is draft)]
+        )
         for name in group
         for draft, _ in reads[name]
     }
@@ -725,8 +772,12 @@ def _ordered(
 
 def _order_at(table: Table, read: Read) -> Affine:
     """The step of the cell that is read."""
-    point = zip(table.axes, read.index, strict=True)
-    return table.order.substitute({axis: at for axis, at in point if isinstance(at, Affine)})
+    return table.order.substitute(
+        {
+            axis: at if isinstance(at, Affine) else Affine.of(str(at))
+            for axis, at in zip(table.axes, read.index, strict=True)
+        }
+    )
 
 
 def _sequence(group: Iterable[str], later: Mapping[str, set[str]]) -> list[str] | None:
@@ -841,6 +892,7 @@ def _named_apart(
                 tuple(form.substitute(moves) for form in rule.guards),
                 tuple(form.substitute(moves) for form in rule.equal),
                 rule.text,
+                tuple(row.substitute(moves) for row in rule.rows),
             )
         )
     return ranges, frozenset(name for name in ranges if kinds[name]), rules

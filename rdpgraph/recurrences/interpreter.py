@@ -21,9 +21,10 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from rdpgraph._core.cache import cached_property, remembered
-from rdpgraph.recurrences.affine import Affine
+from rdpgraph.recurrences.affine import Affine, evaluate_form
 from rdpgraph.recurrences.contraction import Named, Step, contract, plan_steps
 from rdpgraph.recurrences.links import with_links
+from rdpgraph.recurrences.lists import entries_at, fill_by_cells, merge_names
 from rdpgraph.recurrences.program import Array, Lookup, Program, Read, Rule, Table, inside
 from rdpgraph.recurrences.semirings import Prepared, Semiring
 
@@ -267,14 +268,6 @@ class Layout:
         )  # fmt: skip
 
 
-def evaluate_form(form: Affine, values: Mapping[str, Any]) -> Any:
-    """The number, or array of numbers, that a form is."""
-    total: Any = form.constant
-    for name, times in form.terms:
-        total = total + (values[name] if times == 1 else times * values[name])
-    return total
-
-
 @remembered(64)
 def _layout(program: Program, sizes: tuple[tuple[str, int], ...]) -> Layout:
     return Layout(program, dict(sizes))
@@ -290,7 +283,7 @@ class Run:
         self, program: Program, inputs: Mapping[str, Tensor],
         lengths: Mapping[str, Tensor | int], sizes: Mapping[str, int], semiring: Semiring,
     ) -> None:  # fmt: skip
-        program = with_links(program)
+        program = program if program.is_listed else with_links(program)
         self.program, self.semiring, self.sizes = program, semiring, sizes
         self.layout = _layout(program, tuple(sorted(sizes.items())))
         self.whole = {a.name: inputs[a.name] for a in program.inputs if a.whole}
@@ -329,6 +322,9 @@ class Run:
 
     def fill(self) -> None:
         """Compute all steps of all tables, and of the goals those that items need."""
+        if self.program.is_listed:
+            fill_by_cells(self)
+            return
         wanted = self.wanted_steps()
         for step in range(self.layout.steps):
             for table in self.program.tables:
@@ -415,17 +411,7 @@ class Run:
         else:
             chosen = pool.index_select(1, read.rows.to(pool.device))
         values = chosen.reshape(len(pool), *read.sizes, *pool.shape[2:])
-        labels = [*read.labels]
-        for label in {label for label in labels if labels.count(label) > 1}:
-            while labels.count(label) > 1:  # the entries where both are the same
-                other = len(labels) - 1 - labels[::-1].index(label)
-                at = values.ndim - len(labels)
-                values = values.diagonal(dim1=at + labels.index(label), dim2=at + other)
-                labels = [
-                    *(one for k, one in enumerate(labels) if k != other and one != label),
-                    label,
-                ]
-        return Named(values, (*read.names, *labels))
+        return merge_names(values, (*read.names, *read.labels))
 
     # ---- inputs ----
 
@@ -467,7 +453,7 @@ class Run:
         if taken:
             dims = [array.dims[k].evaluate(self.sizes) for k in taken]
             flat = self._flat([at[k] for k in taken], dims, names, sizes)
-            values = _taken(values, flat)
+            values = entries_at(values, flat)
         return values.reshape(len(values), *(sizes[name] for name in names), *values.shape[2:])
 
     def _flat(
@@ -556,13 +542,3 @@ class Run:
             values = self.like.new_full((self.items,), self.semiring.zero)
         values = torch.where(inside, values, self.semiring.zero)
         return torch.where(before, self.semiring.one, values)
-
-
-def _taken(values: Tensor, flat: Tensor) -> Tensor:
-    """(items, entries, *labels) some entries of the second dim of values, for each item its own."""
-    if len(flat) == 1:
-        (index,) = flat
-        entries = torch.arange(values.shape[1], device=index.device)
-        return values if torch.equal(index, entries) else values.index_select(1, index)
-    item = torch.arange(len(flat), device=flat.device).unsqueeze(1)
-    return values[item if len(values) > 1 else 0, flat]

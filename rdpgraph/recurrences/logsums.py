@@ -1277,6 +1277,7 @@ def _is_listed(program: Program, logs: Mapping[str, Tensor], sizes: Mapping[str,
     """Return whether operations can be listed: of real logs on a device that has float64."""
     return (
         bool(logs)
+        and not program.is_listed
         and all(sizes.values())
         and all(x.is_floating_point() and x.device.type != "mps" for x in logs.values())
         and not is_transformed()

@@ -20,7 +20,7 @@ from typing import Any, Literal, TypeVar
 
 from rdpgraph.native.records import numbers
 from rdpgraph.recurrences.affine import Affine
-from rdpgraph.recurrences.program import Array, Lookup, Program, Read, Rule, Table
+from rdpgraph.recurrences.program import Array, Lookup, Program, Read, Row, Rule, Table
 from rdpgraph.recurrences.records import (
     Alternative,
     Factor,
@@ -63,8 +63,14 @@ class Place:
     row: tuple[str, ...]
 
     @classmethod
-    def of(cls, table: Table, labels: Iterable[str], row: Iterable[str] = ()) -> "Place":
+    def of(
+        cls, table: Table, labels: Iterable[str], row: Iterable[str] = (),
+        lists: Iterable[str] = (),
+    ) -> "Place":  # fmt: skip
         """The layout of a table, whose row is some labels, or the last one.
+
+        Axes of which each place has a row of a list come first, so that the innermost has all its
+        places in common with the others.
 
         Raises:
             UnloweredError: it has more than four axes besides the order and the row.
@@ -74,6 +80,7 @@ class Place:
         rest = [axis for axis in table.axes if axis not in own]
         solved = [axis for axis in rest if abs(table.order.coefficient(axis)) == 1][-1:]
         axes = tuple(axis for axis in rest if axis not in solved)
+        axes = tuple(sorted(axes, key=lambda axis: axis not in {*lists}))
         axes += tuple(axis for axis in own if axis not in row)
         if len(axes) > len(AXES) or (not solved and table.order.names & {*rest}):
             raise UnloweredError(f"{table.name} has more than a row, four axes and an order")
@@ -225,7 +232,9 @@ class _Lowering:
         self.labels, self.ranges = program.labels, dict(program.ranges)
         self.slots = {array.name: k + 1 for k, array in enumerate(program.inputs)}
         for table in program.tables:
-            self.places[table.name] = Place.of(table, self.labels)
+            own = [row for rule in program.rules_of(table.name) for row in rule.rows]
+            lists = {name for row in own for name in row.at.names}
+            self.places[table.name] = Place.of(table, self.labels, lists=lists)
         # Links that several rules read, by what they are.
         self.known: dict[Any, str] = {}
         rules = [self._without_labels(rule) for rule in program.rules]
@@ -315,6 +324,7 @@ class _Lowering:
         read = tables[0] if tables else None
         both = bool(moving) and (
             len(tables) != 1
+            or bool(rule.rows)
             or tables[0] is matrix
             or self._depends_on_both(rule, inner, matrix, tables[0], moving)
         )
@@ -344,6 +354,7 @@ class _Lowering:
             rule = replace(
                 rule, guards=tuple(at for at in rule.guards if not at.names & {*moving}),
                 equal=tuple(at for at in rule.equal if not at.names & {*moving}),
+                rows=tuple(row for row in rule.rows if row.variable not in moving),
             )  # fmt: skip
         else:
             if len(tables) != 1 or read is None or read is matrix:
@@ -374,7 +385,8 @@ class _Lowering:
         """A stage, whose table gets its layout."""
         if len(term.after) > 2:
             raise UnloweredError(f"{rule.text} has a matrix with more than two labels after it")
-        self.places[made.name] = Place.of(made, self.labels, term.after)
+        lists = [name for row in rule.rows for name in row.at.names]
+        self.places[made.name] = Place.of(made, self.labels, term.after, lists)
         return Sketch(
             term.kind, made.name, (rule,), term.matrix, term.before, term.after, owner, when
         )
@@ -408,7 +420,8 @@ class _Lowering:
                 raise UnloweredError(f"{rule.text} has a condition on loops of two sums")
         guards = tuple(form for form in rule.guards if not form.names & outside)
         equal = tuple(form for form in rule.equal if not form.names & outside)
-        own = Rule(name, term.inner, term.before + tuple(moving), guards, equal, rule.text)
+        rows = tuple(row for row in rule.rows if row.variable in moving)
+        own = Rule(name, term.inner, term.before + tuple(moving), guards, equal, rule.text, rows)
         return (
             self._sketched(made, term, own, rule.table, "before"),
             tuple(map(Affine.of, made.axes)),
@@ -574,8 +587,15 @@ class _Lowering:
         # The inner loop is moved so that the orders that are read do not depend on the place.
         orders: list[Affine] = []
         places: list[Affine] = []
+        if rule.rows:  # that of a list is the inner one, as it is
+            row, *others = rule.rows
+            if others:
+                raise UnloweredError(f"{rule.text} goes through two lists at once")
+            loop = row.variable
+            others = {name: Affine.of(LOOP2) for name in loops if name != loop}
+            return {**moves, loop: Affine.of(LOOP), **others}, (loop, *others)
         for read in rule.factors:
-            if read.array in self.places:
+            if read.array in self.places and all(isinstance(at, Affine) for at in read.index):
                 other = self.places[read.array]
                 point = other.point(read.index, self.labels)
                 orders.append(other.table.order.substitute(point).substitute(moves))
@@ -604,10 +624,16 @@ class _Lowering:
         if place is not None:
             point = place.point(read.index, self.labels)
             point = {axis: at.substitute(moves) for axis, at in point.items()}
-            found += [form.substitute(point) for form in place.table.domain]
+            data = {*place.table.axes} - {*point} - self.labels
+            found += [
+                form.substitute(point) for form in place.table.domain if not form.names & data
+            ]
             for axis, size in zip(place.table.axes, place.table.sizes, strict=True):
                 if axis in point:
                     found += [point[axis], size - 1 - point[axis]]
+            for at in read.index:
+                if isinstance(at, Lookup):
+                    found += self._inside(Read(at.array, at.index), moves)
             return found
         for at, size in zip(read.index, self._array(read.array).dims, strict=True):
             if isinstance(at, Lookup):
@@ -630,13 +656,17 @@ class _Lowering:
         sized, at = self.sized[read.array], dict(zip(place.table.axes, read.index, strict=True))
         found: list[tuple[Affine | Lookup, str, str]] = []
         if place.solved:
-            order = place.table.order.substitute(place.point(read.index, self.labels))
+            # Of an order such as v - 1 the axes that are read at data add their own parts.
+            point = place.point(read.index, self.labels)
+            for axis, index in at.items():
+                times = place.table.order.coefficient(axis)
+                if isinstance(index, Lookup) and times:
+                    point[axis] = Affine()
+                    found.append((index, f"{times}*{sized.numbers}", f"{times}*{sized.levels}"))
+            order = place.table.order.substitute(point)
             found.append((order, sized.numbers, sized.levels))
-        for axis in (*place.axes, *place.row):
-            if isinstance(at[axis], Lookup):
-                raise UnloweredError(f"{read} is a cell of a table at a place that is data")
-            found.append((at[axis], sized.hops[axis], sized.rows.get(axis, "0")))
-        return found
+        rest = (*place.axes, *place.row)
+        return found + [(at[axis], sized.hops[axis], sized.rows.get(axis, "0")) for axis in rest]
 
     def _factor(self, read: Read, moves: Mapping[str, Affine], row: Sequence[str]) -> Factor:
         """What a product reads; labels of the row are read all at once."""
@@ -645,7 +675,7 @@ class _Lowering:
         label = row[-1] if row else None
         for at, stride, level in self._indices(read):
             if isinstance(at, Lookup):
-                looks.append(self._look(at, label, stride, moves))
+                looks.append(self._look(at, label, stride, moves, level))
             elif at.bare is not None and at.bare == label:
                 hops.append(stride)
                 rows.append(level)
@@ -658,6 +688,8 @@ class _Lowering:
             label is None and any(str(look.at.p) != "0" for look in looks)
         )
         sized, known = self.sized.get(read.array), read.array in self.places
+        if gather and known:
+            raise UnloweredError(f"{read} is a row of cells at places that are data")
         levels = [(at, stride) for at, stride in levels if stride != "0"]
         return _record(
             Factor, at=self._form(parts, sized.at if sized else "0"),
@@ -669,8 +701,9 @@ class _Lowering:
         )  # fmt: skip
 
     def _look(
-        self, at: Lookup, label: str | None, stride: str, moves: Mapping[str, Affine]
-    ) -> Look:
+        self, at: Lookup, label: str | None, stride: str, moves: Mapping[str, Affine],
+        level: str = "0",
+    ) -> Look:  # fmt: skip
         """Where the data are that say an index, and from one label to the next."""
         hop, parts = "0", list[tuple[Affine, str]]()
         for j, one in enumerate(at.index):
@@ -680,7 +713,7 @@ class _Lowering:
                 parts.append((one.substitute(moves), self._stride(at.array, j)))
         return _record(
             Look, at=self._form(parts), slot=self.slots[at.array], item=self._item(at.array),
-            hop=hop, stride=stride,
+            hop=hop, stride=stride, level=level,
         )  # fmt: skip
 
     def _add_looks(self, looks: Sequence[Look], read: Read) -> tuple[int, int]:
@@ -708,13 +741,23 @@ class _Lowering:
             found += [moves[loop], size - 1 - moves[loop]]
             ends[2 * k], ends[2 * k + 1] = self._loop_ends(moves[loop], size, place)
         bound, bounds = self._bounds(found)
+        through = self._row(rule.rows[0], moves) if rule.rows else -1
         first = len(self.factors)
         made = [self._factor(factor, moves, row) for factor in (factors or rule.factors)]
         self.factors += made
         return _record(
             Alternative, first=first, count=len(made), bound=bound, bounds=bounds,
             loops=len(loops), low=ends[0], high=ends[1], low2=ends[2], high2=ends[3],
+            row=through,
         )  # fmt: skip
+
+    def _row(self, row: Row, moves: Mapping[str, Affine]) -> int:
+        """The number of the look that says where a row of a list begins; the next is its end."""
+        look = self._look(Lookup(row.array, (row.at,)), None, "1", moves)
+        if str(look.at.p) != "0":
+            raise UnloweredError(f"{row} is another row of a list for each of many places at once")
+        self.looks.append(look)
+        return len(self.looks) - 1
 
     def _loop_ends(self, moved: Affine, size: Affine, place: Place) -> tuple[str, str]:
         """The least and the largest value of a loop, of which a variable is a form.
@@ -798,6 +841,8 @@ class _Lowering:
                     raise UnloweredError(f"{read} has a label twice, or two labels in one place")
                 data = isinstance(at, Lookup)
                 look = self._look(at, own[0] if own else None, stride, moves) if data else None
+                if data and known:
+                    raise UnloweredError(f"{read} is a matrix of cells at places that are data")
                 if own:
                     strides[own[0]], steps[own[0]] = stride, level
                     looks[own[0]] = look or _own_number(stride)
@@ -902,7 +947,7 @@ def _sum(strides: Sequence[str]) -> str:
 
 def _own_number(stride: str) -> Look:
     """Places of labels by their own numbers."""
-    return _record(Look, at=Form(), slot=-1, item=0, hop="0", stride=stride)
+    return _record(Look, at=Form(), slot=-1, item=0, hop="0", stride=stride, level=0)
 
 
 def _record(record: type[Made], /, **numbers: Any) -> Made:

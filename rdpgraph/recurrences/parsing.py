@@ -13,7 +13,7 @@ from textwrap import dedent
 
 from rdpgraph.errors import ModelError
 from rdpgraph.recurrences.affine import Affine
-from rdpgraph.recurrences.program import Lookup, Read
+from rdpgraph.recurrences.program import Lookup, Read, Row
 
 _CONDITION = re.compile(r"\bif\b")
 _COMPARISONS: dict[type[ast.cmpop], Callable[[Affine, Affine], list[Affine]]] = {
@@ -25,6 +25,7 @@ _COMPARISONS: dict[type[ast.cmpop], Callable[[Affine, Affine], list[Affine]]] = 
     ast.Eq: lambda left, right: [left - right, right - left],
 }
 EXAMPLE = "a[t, n] += a[t - 1, m] * transition[m, n]"
+ROWS = "rows[v] <= e < rows[v + 1]"
 
 
 @dataclass(frozen=True)
@@ -36,6 +37,7 @@ class Line:
         factors: what is multiplied.
         conditions: forms that are at least 0 where it holds.
         text: the whole rule, for messages.
+        rows: of lists, that variables go through.
     """
 
     table: str
@@ -43,11 +45,12 @@ class Line:
     factors: tuple[Read, ...]
     conditions: tuple[Affine, ...]
     text: str
+    rows: tuple[Row, ...] = ()
 
     @property
     def names(self) -> frozenset[str]:
         """All names in its indices and conditions."""
-        forms = (*self.index, *self.factors, *self.conditions)
+        forms = (*self.index, *self.factors, *self.conditions, *self.rows)
         return frozenset[str]().union(*(form.names for form in forms))
 
 
@@ -114,36 +117,50 @@ class _Parser:
             raise self.error(f"a rule adds to a table, as {EXAMPLE} does")
         target = self._read(statement.target)
         if any(isinstance(at, Lookup) for at in target.index):
-            raise self.error(f"{target} is written to a place that is data; read from such places")
+            raise self.error(
+                f"{target} is written to a place that is data; go through what is written to each "
+                f"place, sorted, by rows of a list, as {target.array}[v] += ... if {ROWS}"
+            )
         index = tuple(at for at in target.index if isinstance(at, Affine))
-        conditions = tuple(self._conditions(condition[0]) if condition else ())
+        conditions, rows = self._conditions(condition[0]) if condition else ((), ())
         made: list[Line] = []
         for way in self._sum(statement.value):
             factors = [part for part in way if isinstance(part, Read)]
             inner = [part for part in way if isinstance(part, _Sum)]
+            # Conditions on what an inner sum alone has hold there.
+            outer, lists = conditions, rows
             for part in inner:
                 kept = frozenset[str]().union(
                     *(at.names for at in index),
                     *(other.names for other in way if other is not part),
                 )
                 name = f"{target.array}_sum{first + len(made)}"
-                made += self._table_of(name, part, kept, conditions)
+                made += self._table_of(name, part, kept, conditions, rows)
                 factors.append(Read(name, made[-1].index))
-            made.append(Line(target.array, index, tuple(factors), conditions, self.rule))
+                alone = {*filter(is_variable, part.names - kept)}
+                outer = tuple(at for at in outer if not at.names & alone)
+                lists = tuple(row for row in lists if not row.names & alone)
+            made.append(Line(target.array, index, tuple(factors), outer, self.rule, lists))
         return made
 
     def _table_of(
-        self, name: str, inner: _Sum, kept: frozenset[str], conditions: tuple[Affine, ...]
-    ) -> list[Line]:
+        self, name: str, inner: _Sum, kept: frozenset[str], conditions: tuple[Affine, ...],
+        rows: tuple[Row, ...],
+    ) -> list[Line]:  # fmt: skip
         """Rules of a table for a sum in parentheses, over the variables that others have, too."""
-        variables = [name for name in sorted(inner.names & kept) if not is_size(name)]
+        # What conditions relate to that which is summed here, and conditions on nothing else.
+        alone = {*filter(is_variable, inner.names - kept)}
+        own = inner.names.union(*(at.names for at in (*conditions, *rows) if at.names & alone))
+        variables = [name for name in sorted(own & kept) if not is_size(name)]
+        conditions = tuple(at for at in conditions if {*filter(is_variable, at.names)} <= own)
+        rows = tuple(row for row in rows if row.names <= own)
         index = tuple(map(Affine.of, variables))
         lines: list[Line] = []
         for way in inner.alternatives:
             if any(isinstance(part, _Sum) for part in way):
                 raise self.error("a sum within a sum within a product; write a rule for the inner")
-            own = tuple(part for part in way if isinstance(part, Read))
-            lines.append(Line(name, index, own, conditions, self.rule))
+            factors = tuple(part for part in way if isinstance(part, Read))
+            lines.append(Line(name, index, factors, conditions, self.rule, rows))
         return lines
 
     def _parsed(self, text: str) -> ast.stmt:
@@ -153,23 +170,42 @@ class _Parser:
             raise self.error(f"this is not the form of a rule, such as {EXAMPLE}") from None
         return statement
 
-    def _conditions(self, text: str) -> Iterator[Affine]:
-        """Forms that are at least 0 where comparisons hold, joined by ``and`` or commas."""
+    def _conditions(self, text: str) -> tuple[tuple[Affine, ...], tuple[Row, ...]]:
+        """Forms that are at least 0 where comparisons hold, joined by ``and`` or commas; rows."""
         statement = self._parsed(text)
         found = statement.value if isinstance(statement, ast.Expr) else None
         if isinstance(found, ast.BoolOp) and isinstance(found.op, ast.And):
             each = found.values
         else:
             each = found.elts if isinstance(found, ast.Tuple) else [found]
+        forms: list[Affine] = []
+        rows: list[Row] = []
         for one in each:
             if not isinstance(one, ast.Compare):
                 raise self.error("a condition compares indices, as in `if i < j and j <= T`")
             sides = [one.left, *one.comparators]
+            if any(isinstance(side, ast.Subscript) for side in sides):
+                rows.append(self._row(one))
+                continue
             for left, kind, right in zip(sides, one.ops, sides[1:], strict=False):
                 compare = _COMPARISONS.get(type(kind))
                 if compare is None:
                     raise self.error("indices are compared by <, <=, >, >= and ==")
-                yield from compare(self._affine(left), self._affine(right))
+                forms += compare(self._affine(left), self._affine(right))
+        return tuple(forms), tuple(rows)
+
+    def _row(self, condition: ast.Compare) -> Row:
+        """The row of a list: ``rows[v] <= e < rows[v + 1]``."""
+        low, variable, high = [condition.left, *condition.comparators, None, None][:3]
+        kinds = [type(kind) for kind in condition.ops]
+        if kinds == [ast.LtE, ast.Lt] and isinstance(variable, ast.Name):
+            ends = [self._read(at) for at in (low, high) if isinstance(at, ast.Subscript)]
+            at = [one.index[0] for one in ends if len(one.index) == 1]
+            if len(at) == 2 and ends[0].array == ends[1].array:
+                begin, end = at
+                if isinstance(begin, Affine) and isinstance(end, Affine) and end == begin + 1:
+                    return Row(variable.id, ends[0].array, begin)
+        raise self.error(f"data are compared as the ends of a row of a list, `{ROWS}`")
 
     def _sum(self, node: ast.expr) -> list[tuple[Read | _Sum, ...]]:
         """An expression as alternatives, each a product of factors."""
@@ -227,3 +263,8 @@ class _Parser:
 def is_size(name: str) -> bool:
     """Return whether a name is that of a size: sizes begin with a capital letter."""
     return name[:1].isupper()
+
+
+def is_variable(name: str) -> bool:
+    """Return whether a name is that of no size."""
+    return not is_size(name)

@@ -54,6 +54,35 @@ class Read:
 
 
 @dataclass(frozen=True, slots=True)
+class Row:
+    """A variable goes through a row of a list: from ``array[at]`` to ``array[at + 1] - 1``.
+
+    Attributes:
+        variable: of the loop.
+        array: the input of whole numbers that says where the rows begin, and where the last ends.
+        at: the number of the row.
+    """
+
+    variable: str
+    array: str
+    at: Affine
+
+    @property
+    def names(self) -> frozenset[str]:
+        """The names that it depends on."""
+        return self.at.names | {self.variable}
+
+    def substitute(self, values: Mapping[str, Affine]) -> "Row":
+        """Replace names by forms; the variable can be replaced only by another."""
+        variable = values.get(self.variable, Affine.of(self.variable)).bare
+        assert variable is not None
+        return Row(variable, self.array, self.at.substitute(values))
+
+    def __str__(self) -> str:
+        return f"{self.array}[{self.at}] <= {self.variable} < {self.array}[{self.at + 1}]"
+
+
+@dataclass(frozen=True, slots=True)
 class Array:
     """An input: its dims after the batch, each a size plus a number.
 
@@ -112,6 +141,7 @@ class Rule:
         guards: forms that are at least 0 where the rule holds.
         equal: forms that are 0 where it holds.
         text: the rule as it was written.
+        rows: of lists, that variables go through; items have their lists in common.
     """
 
     table: str
@@ -120,11 +150,12 @@ class Rule:
     guards: tuple[Affine, ...] = ()
     equal: tuple[Affine, ...] = ()
     text: str = ""
+    rows: tuple[Row, ...] = ()
 
     @property
     def names(self) -> frozenset[str]:
         """All names in it except the table's axes that nothing on its right has."""
-        forms = (*self.factors, *self.guards, *self.equal)
+        forms = (*self.factors, *self.guards, *self.equal, *self.rows)
         return frozenset(self.over).union(*(form.names for form in forms))
 
 
@@ -142,6 +173,8 @@ class Program:
         rules: at least one for each table.
         goals: cells whose product is Z, their indices affine in sizes and lengths. One whose ends
             are all below 0, as where its length is 0, is 1; if only some are, it is absent.
+        by_data: groups of tables that read each other at places that are data, which are below
+            that of the cell that reads.
     """
 
     name: str
@@ -152,6 +185,7 @@ class Program:
     tables: tuple[Table, ...]
     rules: tuple[Rule, ...]
     goals: tuple[Read, ...]
+    by_data: tuple[tuple[str, ...], ...] = ()
 
     @cached_property
     def by_name(self) -> Mapping[str, Array | Table]:
@@ -187,6 +221,30 @@ class Program:
             )
         )
 
+    @cached_property
+    def earlier(self) -> tuple[tuple[Rule, Lookup, str], ...]:
+        """Indices of rules that are data and below an axis of the rule's cell: (rule, index, axis).
+
+        Else a cell would be read before it is there.
+        """
+        found: list[tuple[Rule, Lookup, str]] = []
+        for rule in self.rules:
+            group = next((group for group in self.by_data if rule.table in group), ())
+            table = self.table(rule.table)
+            axes = [axis for axis in table.axes if axis not in self.labels] if table else []
+            for read in rule.factors if len(axes) == 1 else ():
+                data = [at for at in read.index if isinstance(at, Lookup)]
+                found += [(rule, at, axes[0]) for at in data if read.array in group]
+        return tuple(dict.fromkeys(found))
+
+    @cached_property
+    def is_listed(self) -> bool:
+        """Whether cells of tables are read at places that are data, or rules go through lists."""
+        tables = {table.name for table in self.tables}
+        return any(read.array in tables for read, _, _ in self.lookups) or any(
+            rule.rows for rule in self.rules
+        )
+
     def __str__(self) -> str:
         given = ", ".join([*map(str, self.inputs), *(f"{n} <= {most}" for n, most in self.lengths)])
         lines = [f"{self.name}({given})", *(f"  table {table}" for table in self.tables)]
@@ -196,6 +254,7 @@ class Program:
             over = f"sum {', '.join(rule.over)}: " if rule.over else ""
             terms = " * ".join(map(str, rule.factors)) or "1"
             guards = [f"{form} >= 0" for form in rule.guards] + [f"{at} == 0" for at in rule.equal]
+            guards += map(str, rule.rows)
             where = f"  if {' and '.join(guards)}" if guards else ""
             cell = Read(rule.table, tuple(map(Affine.of, table.axes)))
             lines.append(f"  {cell} += {over}{terms}{where}")
@@ -215,7 +274,8 @@ def inside(read: Read, array: Array | Table) -> list[Affine]:
     if isinstance(array, Table):
         point = dict(zip(array.axes, read.index, strict=True))
         known = {axis: at for axis, at in point.items() if isinstance(at, Affine)}
-        forms += [form.substitute(known) for form in array.domain]
+        data = {*point} - {*known}
+        forms += [form.substitute(known) for form in array.domain if not form.names & data]
     return forms
 
 

@@ -43,6 +43,7 @@ class Look:
     item: int
     hop: int  # from one label to the next
     stride: int  # what one more of a number adds to the place
+    level: int  # and, of a table, to the place of its level
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,6 +76,7 @@ class Alternative:
     high: int
     low2: int  # and of the outer one
     high2: int
+    row: int  # the look of the row of a list that the inner loop goes through; below 0: none
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,9 +14,10 @@ from rdpgraph.logspace.gradients import by_autograd, expectations, is_transforme
 from rdpgraph.model.potentials.potential import checked_log_values
 from rdpgraph.model.potentials.table import as_values, as_whole
 from rdpgraph.recurrences import derivations, executor, logsums
+from rdpgraph.recurrences.affine import Affine, evaluate_form
 from rdpgraph.recurrences.derivations import Derived
 from rdpgraph.recurrences.interpreter import evaluate
-from rdpgraph.recurrences.program import Array, Program
+from rdpgraph.recurrences.program import Array, Lookup, Program, Row, Rule
 from rdpgraph.recurrences.semirings import Count, LogSum, Max, Most, Semiring
 
 
@@ -135,14 +136,66 @@ class Bound:
         """Check that indices that are data are within what they index."""
         for factor, k, name in program.lookups:
             array, data = program.by_name[factor.array], self.given[name]
-            assert isinstance(array, Array)
-            size = array.dims[k].evaluate(self._sizes)
+            dims = array.dims if isinstance(array, Array) else array.sizes
+            size = dims[k].evaluate(self._sizes)
             wrong = data[(data < 0) | (data >= size)]
             if len(wrong):
                 raise ModelError(
                     f"{self.program.name} needs {name} from 0 to {size - 1}, as an index of "
                     f"{factor.array}; got {int(wrong[0])}: put 0 where it pads."
                 )
+        for row, size in _rows_of(program):
+            self._check_rows(row, size.evaluate(self._sizes))
+        for rule, at, axis in program.earlier:
+            self._check_earlier(rule, at, axis)
+
+    def _check_rows(self, row: Row, size: int) -> None:
+        """Check that a list, which all items share, has rows one after the other."""
+        data = self.given[row.array]
+        if data.numel() != data.shape[-1]:
+            raise ModelError(
+                f"{self.program.name} needs {row.array}, the rows of a list, without batch dims: "
+                f"items have their lists in common; got a tensor of shape {tuple(data.shape)}."
+            )
+        rows = data.reshape(-1)
+        if bool((rows.diff() < 0).any() | (rows < 0).any() | (rows > size).any()):
+            raise ModelError(
+                f"{self.program.name} needs {row.array} to ascend from 0 to at most {size}, the "
+                f"length of its list; got {rows.tolist()!s:.60}."
+            )
+
+    def _check_earlier(self, rule: Rule, at: Lookup, axis: str) -> None:
+        """Check that a rule reads cells below its own, for all values of the variables."""
+        data = self.given[at.array]
+        # Every variable is a dim of its own, but in a list each entry has the cell of its row.
+        values: dict[str, Any] = dict(self._sizes)
+        row = next((row for row in rule.rows if axis in row.at.names), None)
+        names = sorted({*at.names & {*self.program.ranges}, row.variable if row else axis})
+        for k, name in enumerate(names):
+            count = self.program.ranges[name].evaluate(self._sizes)
+            every = torch.arange(count, device=data.device)
+            values[name] = every.view(-1, *[1] * (len(names) - 1 - k))
+        if row is not None:
+            begins = self.given[row.array].reshape(-1)
+            number = torch.searchsorted(begins, values[row.variable], right=True) - 1
+            apart = (number < 0) | (number == len(begins) - 1)
+            number = torch.where(apart, self.program.ranges[axis].evaluate(self._sizes), number)
+            values[axis] = number - (row.at - axis).evaluate(self._sizes)
+        # Entries outside of the data are read by no rule.
+        index = [
+            torch.as_tensor(evaluate_form(one, values), device=data.device) for one in at.index
+        ]
+        dims = data.shape[data.ndim - len(index) :]
+        holds = torch.ones((), dtype=torch.bool, device=data.device)
+        for one, size in zip(index, dims, strict=True):
+            holds = holds & (one >= 0) & (one < size)
+        kept = [one.clamp(0, max(0, size - 1)) for one, size in zip(index, dims, strict=True)]
+        late = holds & (data[(..., *kept)] >= values[axis]) if data.numel() else ~holds & holds
+        if bool(late.any()):
+            raise ModelError(
+                f"{self.program.name} needs {at} below {axis}, so that a cell is there when it is "
+                f"read, in {rule.text}"
+            )
 
     def _lead(self, array: Array) -> tuple[int, ...]:
         shape = tuple(self.given[array.name].shape)
@@ -447,6 +500,11 @@ class Bound:
         goal = goal.expand(self._items).reshape(self._batch)
         enough = (goal.imag.detach() == wanted) & (goal.real.detach() > -torch.inf)
         return torch.where(enough, goal.real, -torch.inf)
+
+
+def _rows_of(program: Program) -> list[tuple[Row, Affine]]:
+    """The rows that rules go through, and how long each list is."""
+    return [(row, program.ranges[row.variable]) for rule in program.rules for row in rule.rows]
 
 
 _ROUNDING = 1e-12  # of an expected number of entries, for each of them

@@ -59,7 +59,7 @@ def _text(line: Line) -> str:
     """A rule as text."""
     left = Read(line.table, line.index)
     product = " * ".join(map(str, line.factors)) or "1"
-    where = " and ".join(f"{form} >= 0" for form in line.conditions)
+    where = " and ".join([*(f"{form} >= 0" for form in line.conditions), *map(str, line.rows)])
     return f"{left} += {product}" + (f" if {where}" if where else "")
 
 
@@ -173,7 +173,7 @@ class _States:
         others = [*line.index, *(at for read in line.factors for at in read.index)]
         if any(name in at.names and at.bare != name for at in others):
             return False
-        if any(name in form.names for form in line.conditions):
+        if any(name in form.names for form in (*line.conditions, *line.rows)):
             return False
         looked_up = any(
             read.array in self.inputs and read.array != UNARY and name in read.names

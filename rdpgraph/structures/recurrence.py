@@ -60,6 +60,9 @@ class Recurrence(Structure):
     ``a[t, n] += ...``        a cell of the table a, for all t and n
     ``a[t - 1, m]``           another cell; an index is a sum of names and whole numbers
     ``scores[n, words[t]]``   an entry at a place that is data
+    ``a[tails[e]]``           a cell at a place that is data, lower than that of the rule's own cell
+    ``... if rows[v] <= e``   with ``< rows[v + 1]``: e goes through row v of a list, which all
+                              items have in common
     ``x * y + z``, ``1``      products, sums, and the empty product
     ``... if i < j``          where the rule holds
     ``T``, ``I + 1``          sizes, which begin with a capital letter

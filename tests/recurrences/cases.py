@@ -76,6 +76,39 @@ def small(name, hard=0.0, seed=0):
         "Earlier": lambda: written.Earlier(r(3, 3, 2), r(3, 2, 2), r(2, 3, 2), lengths),
         "Durations": lambda: written.Durations(r(3, 4, 2), r(2, 2, 2), r(3, 2, 4), lengths + 1),
         "Nested": lambda: written.Nested(r(3, 3, 2), r(3, 3, 2), r(2, 2), lengths),
+        "Hypergraph": lambda: written.Hypergraph(
+            r(3, 7),
+            torch.tensor([0, 0, 2, 3, 5, 7]),
+            torch.tensor([[0, 0], [0, 0], [0, 1], [2, 1], [1, 1], [3, 0], [2, 3]]),
+        ),
+        "Forest": lambda: written.Forest(
+            r(3, 4, 2),
+            torch.tensor([0, 0, 0, 1, 3]),
+            torch.tensor([[0, 1], [2, 0], [1, 1]]),
+            r(2, 2, 2),
+            r(3, 3),
+        ),
+        "Lattice": lambda: written.Lattice(
+            r(3, 5),
+            r(2),
+            r(2, 2),
+            torch.tensor([0, 0, 1, 3, 5]),
+            torch.tensor([0, 1, 0, 2, 1]),
+            whole(2, 3, 5),
+            r(3, 2, 2),
+            torch.tensor([4, 2, 0]),
+        ),
+        "Kept": lambda: written.Kept(
+            r(3, 3, 2), torch.minimum(whole(4, 3, 3, 2, 2), torch.arange(3).view(3, 1, 1))
+        ),
+        "Binary": lambda: written.Binary(
+            r(3, 3, 2),
+            r(3),
+            torch.tensor([0, 2, 3]),
+            torch.tensor([0, 1, 0]),
+            torch.tensor([1, 1, 0]),
+            lengths,
+        ),
     }[name]()
 
 
@@ -84,5 +117,5 @@ NAMES = (
     "Pcfg", "LowRankTrees", "Projective", "Bitext", "Tagged", "KeptChain", "KeptSegments",
     "KeptTrees", "KeptSites", "Kinds", "Cells", "Brackets", "Factorial", "Together",
     "Trigrams", "Automaton", "Joined", "Uneven", "Apart", "Paths",
-    "Earlier", "Durations", "Nested",
+    "Earlier", "Durations", "Nested", "Hypergraph", "Forest", "Lattice", "Kept", "Binary",
 )  # fmt: skip

@@ -79,6 +79,8 @@ class Derivations:
             point = dict(zip(names, values, strict=True))
             if any(self._number(form, point) < 0 for form in line.conditions):
                 continue
+            if not all(self._goes_through(row, point) for row in line.rows):
+                continue
             uses, cells = Counter(), []
             for read in line.factors:
                 place = tuple(self._number(at, point) for at in read.index)
@@ -91,6 +93,10 @@ class Derivations:
             else:
                 cell = tuple(self._number(at, point) for at in line.index)
                 yield (line.table, cell), uses, cells
+
+    def _goes_through(self, row, point):
+        begins, at = self.given[row.array], self._number(row.at, point)
+        return 0 <= at < len(begins) - 1 and begins[at] <= point[row.variable] < begins[at + 1]
 
     def _closure(self, instances):
         """The derivations of the goal."""

@@ -68,7 +68,12 @@ END = "\n goal += a[lengths-1, n]"
         ("a[t, n] += sites[t, n]", "no rule says what the goal is"),
         ("a[t, n] += sites[t, n]\n goal[n] += a[0, n]", "the goal is one number"),
         ("a[t, n] += sites[t, n] * goal" + END, "known: sites, transition, a|goal"),
-        ("a[sites[t, n]] += 1" + END, "is written to a place that is data"),
+        ("a[sites[t, n]] += 1" + END, "is written to a place that is data; go through what is wr"),
+        (
+            "a[t, n] += sites[t, n] if t < sites[0, n]" + END,
+            "as the ends of a row of a list, `rows",
+        ),
+        ("a[t, n] += sites[t, n] if sites[n] <= t < sites[n+2]" + END, "the ends of a row of a l"),
         ("", "rules are a text of one rule a line"),
     ],
 )
@@ -126,11 +131,51 @@ def test_numbers_that_do_not_fit():
         written.Tagged(torch.zeros(2), transition, torch.zeros(2, 4), torch.tensor([0, 4]))
 
 
+HEADS = [0, 0, 2, 3]  # the first of the edges into each of three nodes, and their number
+TAILS = [[0, 0], [0, 0], [1, 0]]
+
+
+@pytest.mark.parametrize(
+    ("rows", "tails", "message"),
+    [
+        ([HEADS, HEADS], TAILS, "rows, the rows of a list, without batch dims: items have their"),
+        ([0, 0, 3, 2], TAILS, "rows to ascend from 0 to at most 3, the length of its list; got"),
+        ([0, 0, 2, 4], TAILS, "rows to ascend from 0 to at most 3, the length of its list; got"),
+        (HEADS, [[0, 0], [0, 3], [1, 0]], "needs tails from 0 to 2, as an index of a; got 3"),
+        (HEADS, [[0, 0], [1, 0], [1, 0]], r"needs tails\[e, 0\] below v, so that a cell is there"),
+        (HEADS, [[0, 0], [0, 0], [1, 2]], r"needs tails\[e, 1\] below v, so that a cell is there"),
+    ],
+)
+def test_lists_that_do_not_fit(rows, tails, message):
+    with pytest.raises(ModelError, match=message) as caught:
+        written.Hypergraph(torch.zeros(3), torch.tensor(rows), torch.tensor(tails))
+    assert "\n" not in str(caught.value)
+    goal = written.Hypergraph(torch.zeros(3), torch.tensor(HEADS), torch.tensor(TAILS))
+    assert goal.log_partition().exp().round() == 2
+
+
+def test_data_that_point_ahead_are_refused_where_each_item_has_its_own():
+    tails = torch.tensor([[[[0, 0]], [[1, 0]]], [[[0, 0]], [[0, 2]]]])
+    with pytest.raises(ModelError, match=r"needs tails\[v - 1, k, 1\] below v"):
+        written.Kept(torch.zeros(2, 2, 1), tails)
+
+
+def test_a_condition_on_what_an_inner_sum_alone_has_holds_there():
+    inputs = {"one": Input("T"), "other": Input("T"), "lengths": Lengths("T")}
+    rules = "a[t] += one[t] * (one[k] + other[k]) if k < t < T\n goal += a[lengths-1]"
+    sums = recurrence(rules, **inputs)(torch.zeros(4), torch.zeros(4))
+    assert int(sums.count()) == 6  # two for each of the three places before it
+
+
 def test_a_program_prints_its_recurrence():
     lines = str(written.Segments.make_program()).splitlines()
     assert len(lines) <= 10
     assert "  a[t, n] += sum d, m: a[t - d - 1, m] * transition[m, n] * sites[t, d, n]" in lines
     assert "  table a[t, n] by t where t < T, n < N" in lines
+    listed = (
+        "a[v] += sum e: edges[e] * a[tails[e, 0]] * a[tails[e, 1]]  if rows[v] <= e < rows[v + 1]"
+    )
+    assert f"  {listed}" in str(written.Hypergraph.make_program()).splitlines()
 
 
 def test_domains_and_orders_are_found():

@@ -388,3 +388,67 @@ class Nested(Recurrence):
         a[t, n] += a[s, m] * w[s+1, t] * transition[m, n] * sites[t, n]
         goal    += a[lengths-1, n]
     """
+
+
+class Hypergraph(Recurrence):
+    """Derivations of the last node of a hypergraph; node 0 has one, which is empty."""
+
+    edges, rows, tails = Input("E"), Input("V+1", whole=True), Input("E 2", whole=True)
+    rules = """
+        a[0] += 1
+        a[v] += edges[e] * a[tails[e, 0]] * a[tails[e, 1]]   if rows[v] <= e < rows[v + 1]
+        goal += a[V-1]
+    """
+
+
+class Forest(Recurrence):
+    """Derivations of nodes that have one of N labels, by rules of the labels."""
+
+    leaves, rows, parts = Input("V N"), Input("V+1", whole=True), Input("E 2", whole=True)
+    ruled, weights = Input("N N N"), Input("E")
+    rules = """
+        a[v, n] += leaves[v, n]
+        a[v, n] += weights[e] * a[parts[e, 0], l] * a[parts[e, 1], r] * ruled[n, l, r]
+                   if rows[v] <= e < rows[v + 1]
+        goal    += a[V-1, n]
+    """
+
+
+class Lattice(Recurrence):
+    """Paths through a graph whose arcs carry the labels of their ends; ends of its own each."""
+
+    arcs, start, transition = Input("E"), Input("N"), Input("N N")
+    rows, tails, places = Input("V+1", whole=True), Input("E", whole=True), Input("E", whole=True)
+    sites, ends = Input("S N"), Lengths("V")
+    rules = """
+        a[0, n] += start[n]
+        a[v, n] += a[tails[e], m] * transition[m, n] * arcs[e] * sites[places[e], n]
+                   if rows[v] <= e < rows[v + 1]
+        goal    += a[ends-1, n]
+    """
+
+
+class Kept(Recurrence):
+    """Nodes that have K hyperedges each, others in each item."""
+
+    edges, tails = Input("M K"), Input("M K 2", whole=True)
+    rules = """
+        a[0] += 1
+        w[v] += edges[v-1, k] * a[tails[v-1, k, 0]] * a[tails[v-1, k, 1]]
+        a[v] += w[v]   if v > 0
+        goal += a[M]
+    """
+
+
+class Binary(Recurrence):
+    """Trees over spans, by a list of rules for each label: weights of its parts."""
+
+    sites, weights = Input("T N"), Input("E")
+    rows, left, right = Input("N+1", whole=True), Input("E", whole=True), Input("E", whole=True)
+    lengths = Lengths("T")
+    rules = """
+        b[i, i, n] += sites[i, n]
+        b[i, j, n] += weights[e] * b[i, k, left[e]] * b[k+1, j, right[e]]
+                      if rows[n] <= e < rows[n + 1]
+        goal       += b[0, lengths-1, n]
+    """

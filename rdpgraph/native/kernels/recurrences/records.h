@@ -25,6 +25,7 @@ struct Look {
   int64_t item;
   int64_t hop;
   int64_t stride;
+  int64_t level;
 };
 
 struct Factor {
@@ -51,6 +52,7 @@ struct Alternative {
   int64_t high;
   int64_t low2;
   int64_t high2;
+  int64_t row;
 };
 
 struct Stage {

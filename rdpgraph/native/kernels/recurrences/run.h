@@ -105,8 +105,9 @@ template <typename Real> struct Run {
     for (const Stage* g = stages; g < stages + whole.stages; ++g) {
       const double cells = double(whole.steps) * g->widest * g->wide * g->wider * g->places * std::max<int64_t>(g->labels, 1);
       double terms = 0;
+      // All rows of a list together are as long as the list.
       for (const Alternative* a = alternatives + g->first; a < alternatives + g->first + g->count; ++a)
-        terms += double(a->high - a->low + 1) * double(a->high2 - a->low2 + 1);
+        terms += double(a->high - a->low + 1) * double(a->high2 - a->low2 + 1) / (a->row < 0 ? 1 : whole.steps);
       const int64_t depth = std::max<int64_t>(g->depth, 1) * std::max<int64_t>(g->depth2, 1);
       sum += cells * terms * depth * (g->kind == kKindSum || g->kind == kKindOver ? 8 : 1);
     }
@@ -129,6 +130,11 @@ template <typename Real> struct Run {
   // Of the loop at a place; or for any place.
   Span loops(const Alternative& a, At s, int64_t p, bool any) const {
     Span span = a.loops ? Span{a.low, a.high} : Span{0, 0};
+    if (a.row >= 0) {  // items have their lists in common
+      const Look& l = looks[a.row];
+      const int64_t* row = numbers(l, 0) + value(l.at, s, p, 0);
+      span.low = std::max(span.low, row[0]), span.high = std::min(span.high, row[1] - 1);
+    }
     for (const Form* f = forms + a.bound; f < forms + a.bound + a.bounds; ++f) {
       if (any && f->p) continue;
       const int64_t rest = value(*f, s, p, 0);
@@ -169,7 +175,12 @@ template <typename Real> struct Run {
     Line to{value(f.at, s, p, r) + item * f.item, f.hop};
     if (f.level_item >= 0)
       to.levels = levels + item * f.level_item + value(f.level, s, p, r), to.level_hop = f.level_hop;
-    if (!f.gather) to.at += f.looks ? looked(f.look, f.looks, item, s, p, r) : 0;
+    if (!f.gather) {
+      for (const Look* l = looks + f.look; l < looks + f.look + f.looks; ++l) {
+        const int64_t number = numbers(*l, item)[value(l->at, s, p, r)];
+        to.at += l->stride * number, to.levels += l->level * number;
+      }
+    }
     else for (const Look* l = looks + f.look; l < looks + f.look + f.looks; ++l, ++to.looks) {
       to.numbers[to.looks] = numbers(*l, item) + value(l->at, s, p, r);
       to.apart[to.looks] = l->hop, to.stride[to.looks] = l->stride;
@@ -255,7 +266,7 @@ template <typename Real> struct Run {
     for (int64_t k = 0; k < f.f->looks; ++k) {
       const Look& l = looks[f.f->look + k];
       const int64_t* from = numbers(l, item) + f.looked[k];
-      if (!f.f->gather) to.at += l.stride * *from;
+      if (!f.f->gather) to.at += l.stride * *from, to.levels += l.level * *from;
       else to.numbers[to.looks] = from, to.apart[to.looks] = f.apart[k], to.stride[to.looks++] = l.stride;
     }
     return to;

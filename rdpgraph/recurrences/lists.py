@@ -1,0 +1,312 @@
+"""Recurrences whose places are data, by torch: tables read at looked-up cells, and rows of lists.
+
+Where a step reads depends on data, so nothing of it is worked out once for all. Cells that do not
+depend on one another are computed together, from what every rule reads at each of them, gathered.
+Of tables whose order is data these are the cells of a level, of which all that is read is lower.
+"""
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from rdpgraph.recurrences.affine import Affine, evaluate_form
+from rdpgraph.recurrences.contraction import Named, contract, plan_steps
+from rdpgraph.recurrences.program import Lookup, Read, Row, Rule, Table
+
+if TYPE_CHECKING:
+    from rdpgraph.recurrences.interpreter import Run
+
+NODE, STEP = "@node", "step"
+"""The dim of cells, and the order where it is a variable; users' names have no such sign."""
+
+
+def fill_by_cells(run: "Run") -> None:
+    """Compute all tables of a run of which places are data."""
+    cells = _Cells(run)
+    tables, start = [table.name for table in run.program.tables], 0
+    while start < len(tables):
+        group = next((g for g in run.program.by_data if tables[start] in g), None)
+        if group is not None:
+            cells.fill_by_levels([run.layout.shapes[name].table for name in group])
+            start += len(group)
+            continue
+        # Tables up to the next whose order is data, step by step.
+        decided = {name for g in run.program.by_data for name in g}
+        end = next((k for k in range(start, len(tables)) if tables[k] in decided), len(tables))
+        cells.fill_by_steps([run.layout.shapes[name].table for name in tables[start:end]])
+        start = end
+    for name, shape in run.layout.shapes.items():
+        parts = cells.values[name].split(shape.cells, 1) if shape.cells else ()
+        run.done[name] = dict(enumerate(parts))
+
+
+class _Cells:
+    """The values of all tables: (items, steps * places, *labels) each, as far as computed."""
+
+    def __init__(self, run: "Run") -> None:
+        self.run, self.shapes, self.ranges = run, run.layout.shapes, run.layout.ranges
+        self.values: dict[str, Tensor] = {}
+        for name, shape in self.shapes.items():
+            size = (run.items, shape.steps * shape.cells, *shape.labels.values())
+            self.values[name] = run.like.new_full(size, run.semiring.zero)
+
+    def fill_by_steps(self, tables: Sequence[Table]) -> None:
+        """Compute tables whose order is a form in their axes."""
+        device = self.run.like.device
+        for step in range(max((self.shapes[table.name].steps for table in tables), default=0)):
+            for table in tables:
+                shape = self.shapes[table.name]
+                if step >= shape.steps or not shape.cells:
+                    continue
+                places = torch.arange(shape.cells, device=device)
+                axes: dict[str, Tensor] = {}
+                for axis, size in reversed([*shape.places.items()]):
+                    axes[axis], places = places % size, places // size
+                if shape.solved:
+                    form = shape.coordinates()[shape.solved]
+                    own = evaluate_form(form, {**self.run.sizes, **axes, STEP: step})
+                    axes[shape.solved] = torch.as_tensor(own, device=device).expand(shape.cells)
+                self._write(table, axes)
+
+    def fill_by_levels(self, tables: Sequence[Table]) -> None:
+        """Compute tables of one axis beside labels, whose order data decide."""
+        depth = self._depths(tables)
+        # Cells of one depth, and of about as many alternatives, so that little is padded.
+        many = torch.ones_like(depth)
+        for row in {row for table in tables for row in self._rows(table)}:
+            begins = self.run.whole[row.array].reshape(-1)
+            count = begins.diff()[: len(many)]
+            many[: len(count)] += count
+        order = (depth * 64 + many.double().log2().long()).sort(stable=True)
+        sizes = order.values.unique_consecutive(return_counts=True)[1].tolist()
+        for nodes in order.indices.split(sizes):
+            for table in tables:
+                (axis,) = self._axes(table)
+                end = table.sizes[table.axes.index(axis)].evaluate(self.run.sizes)
+                own = nodes[nodes < end]
+                if len(own):
+                    self._write(table, {axis: own})
+
+    def _axes(self, table: Table) -> list[str]:
+        return [axis for axis in table.axes if axis not in self.run.program.labels]
+
+    def _rows(self, table: Table) -> Iterator[Row]:
+        for rule in self.run.program.rules_of(table.name):
+            yield from rule.rows
+
+    def _depths(self, tables: Sequence[Table]) -> Tensor:
+        """(cells,) how long the longest path of reads below each cell is, in any item."""
+        names, device = {table.name for table in tables}, self.run.like.device
+        above, below, most = list[Tensor](), list[Tensor](), 1
+        for table in tables:
+            (axis,) = self._axes(table)
+            end = table.sizes[table.axes.index(axis)].evaluate(self.run.sizes)
+            most = max(most, end)
+            nodes = torch.arange(end, device=device)
+            for rule in self.run.program.rules_of(table.name):
+                values, dims, holds = self._grid(rule, {axis: nodes})
+                for read in rule.factors:
+                    if read.array not in names:
+                        continue
+                    other = self.shapes[read.array].table
+                    (own,) = self._axes(other)
+                    at = self._index(read.index[other.axes.index(own)], values, dims)
+                    both = torch.broadcast_tensors(values[axis], at, holds)
+                    part = both[2] & (both[1] >= 0) & (both[1] < both[0])
+                    above.append(both[0][part])
+                    below.append(both[1][part])
+        depth = torch.zeros(most, dtype=torch.int64, device=device)
+        if not above:
+            return depth
+        one, other = torch.cat(above), torch.cat(below)
+        while True:
+            longer = depth.scatter_reduce(0, one, depth[other] + 1, "amax")
+            if torch.equal(longer, depth):
+                return depth
+            depth = longer
+
+    # ---- cells ----
+
+    def _write(self, table: Table, axes: Mapping[str, Tensor]) -> None:
+        """Compute some cells, given by their axes that are no labels, (n,) each."""
+        shape, semiring = self.shapes[table.name], self.run.semiring
+        count = len(next(iter(axes.values()))) if axes else 1
+        full = self.run.items, count, *shape.labels.values()
+        rules = self.run.program.rules_of(table.name)
+        ways = [self._value(rule, table, axes, count).expand(full) for rule in rules]
+        value = ways[0] if len(ways) == 1 else semiring.sum(torch.stack(ways), [0])
+        row = self._row_of(table, axes).expand(count)
+        # Cells outside of the table's domain or order are absent, as the rules' conditions say.
+        there = (row >= 0) & (row < self.values[table.name].shape[1])
+        if bool(there.all()):
+            self.values[table.name] = self.values[table.name].index_copy(1, row, value)
+        else:
+            value = value[:, there]
+            self.values[table.name] = self.values[table.name].index_copy(1, row[there], value)
+
+    def _row_of(self, table: Table, axes: Mapping[str, Any]) -> Tensor:
+        """The number of a cell among those of its table; below 0 outside of it."""
+        shape = self.shapes[table.name]
+        row: Any = evaluate_form(table.order, {**self.run.sizes, **axes})
+        for axis, size in shape.places.items():
+            row = row * size + axes[axis]
+        return torch.as_tensor(row, device=self.run.like.device)
+
+    def _grid(
+        self, rule: Rule, axes: Mapping[str, Tensor]
+    ) -> tuple[dict[str, Any], tuple[str, ...], Tensor]:
+        """The value of every name of a rule, its dims, and where the rule holds.
+
+        Cells are a dim, and so is every variable that is summed over and no label. One that goes
+        through rows of a list has as many values as the longest of them.
+        """
+        device, labels = self.run.like.device, self.run.program.labels
+        loops = [name for name in rule.over if name not in labels]
+        dims = (NODE, *loops)
+        values: dict[str, Any] = dict(self.run.sizes)
+        for axis, at in axes.items():
+            values[axis] = at.view(-1, *[1] * len(loops))
+        lists = {row.variable: row for row in rule.rows}
+        holds = torch.ones([1] * len(dims), dtype=torch.bool, device=device)
+        for k, name in enumerate(loops):
+            ones = [1] * (len(loops) - 1 - k)
+            if name not in lists:
+                values[name] = torch.arange(self.ranges[name], device=device).view(-1, *ones)
+                continue
+            begins = self.run.whole[lists[name].array].reshape(-1)
+            at = torch.as_tensor(evaluate_form(lists[name].at, values), device=device)
+            there = (at >= 0) & (at < len(begins) - 1)
+            at = torch.where(there, at, 0)
+            first, last = begins[at], begins[(at + 1).clamp(max=len(begins) - 1)]
+            most = int((last - first).max()) if first.numel() else 0
+            values[name] = first + torch.arange(most, device=device).view(-1, *ones)
+            holds = holds & there & (values[name] < last)
+        for form in self._conditions(rule):
+            if not form.names & labels:
+                own = torch.as_tensor(evaluate_form(form, values), device=device)
+                holds = holds & (own >= 0)
+        return values, dims, holds
+
+    def _conditions(self, rule: Rule) -> list[Affine]:
+        """Forms that are at least 0 where a rule adds something."""
+        return self.run.layout.conditions(rule)
+
+    def _value(self, rule: Rule, table: Table, axes: Mapping[str, Tensor], count: int) -> Tensor:
+        """(items or 1, n, *labels) what a rule adds to some cells."""
+        semiring, like = self.run.semiring, self.run.like
+        values, dims, holds = self._grid(rule, axes)
+        sizes = {
+            NODE: count,
+            **{name: values[name].shape[-len(dims) + k] for k, name in enumerate(dims) if k},
+            **{name: size for name, size in self.ranges.items() if name not in dims},
+        }
+        if not all(sizes[name] for name in dims):
+            return like.new_full((1, 1, *[1] * len(self.shapes[table.name].labels)), semiring.zero)
+        factors = [self._factor(read, values, dims, sizes) for read in rule.factors]
+        # Where the rule holds, and once for every value of a variable that nothing else has.
+        where = torch.where(holds, semiring.one, semiring.zero).to(like)
+        shape = [sizes[name] for name in dims]
+        known = {name for factor in factors for name in factor.names}
+        counted = [name for name in dims if name not in known and sizes[name] > 1]
+        moving = [name for k, name in enumerate(dims) if holds.shape[k] > 1 or name in counted]
+        if moving or not factors or not bool(holds.all()):
+            where = where.expand(shape)
+            for k, name in reversed([*enumerate(dims)]):
+                where = where if name in moving else where.select(k, 0)
+            factors.append(Named(where.unsqueeze(0), tuple(moving)))
+        over = [name for name in rule.over if any(name in factor.names for factor in factors)]
+        value = contract(semiring, factors, plan_steps(factors, over, sizes), {})
+        return value.arranged((NODE, *self.shapes[table.name].labels))
+
+    def _index(self, at: Affine | Lookup, values: Mapping[str, Any], dims: Sequence[str]) -> Tensor:
+        """(items, *dims) the values of an index, of size 1 where it changes nothing.
+
+        Of a form, (*dims); of data outside of their array, any.
+        """
+        device = self.run.like.device
+        if isinstance(at, Affine):
+            number = torch.as_tensor(evaluate_form(at, values), device=device)
+            return number.reshape(*[1] * (len(dims) - number.ndim), *number.shape)
+        data = self.run.whole[at.array]
+        places = [
+            self._index(one, values, dims).clamp(0, max(0, size - 1))
+            for one, size in zip(at.index, data.shape[1:], strict=True)
+        ]
+        item = torch.arange(len(data), device=device).view(-1, *[1] * len(dims))
+        return data[(item, *places)]
+
+    def _factor(
+        self, read: Read, values: Mapping[str, Any], dims: Sequence[str], sizes: Mapping[str, int]
+    ) -> Named:
+        """What a rule reads, in the dims along which that changes, and labels."""
+        labels, table = self.run.program.labels, self.run.program.table(read.array)
+        if table is None:
+            source = self.run.inputs[read.array]
+            # Indices that are labels alone stay dims; by the others, entries are looked up.
+            bare = [at.bare for at in read.index]
+            others = [name for at in read.index if at.bare is None for name in at.names]
+            once = {n for n in bare if bare.count(n) == 1 and n in labels and n not in others}
+            kept = [k for k, name in enumerate(bare) if name in once]
+            taken = [k for k in range(len(bare)) if k not in kept]
+            names = [str(bare[k]) for k in kept]
+            within = {n for k in taken for n in read.index[k].names if n in labels}
+            values = self._with_labels(values, sorted(within), sizes)
+            dims = (*dims, *sorted(within))
+            ends = [source.shape[1 + k] for k in taken]
+            row: Any = torch.zeros((), dtype=torch.int64, device=source.device)
+            for k, size in zip(taken, ends, strict=True):
+                at = self._index(read.index[k], values, dims)
+                row = row * size + at.clamp(0, max(0, size - 1))
+            source = source.permute(0, *(1 + k for k in (*taken, *kept)))
+            source = source.reshape(len(source), math.prod(ends), *source.shape[1 + len(taken) :])
+        else:
+            shape, source = self.shapes[table.name], self.values[table.name]
+            each = dict(zip(table.axes, read.index, strict=True))
+            axes = {a: self._index(at, values, dims) for a, at in each.items() if a not in labels}
+            row, names = self._row_of(table, axes), [str(each[axis]) for axis in shape.labels]
+            row = row.clamp(0, max(0, source.shape[1] - 1))
+        if not source.shape[1]:
+            source = self.run.like.new_full((1, 1, *source.shape[2:]), self.run.semiring.zero)
+        row = row.reshape(*[1] * (1 + len(dims) - row.ndim), *row.shape)
+        moving = [k for k in range(len(dims)) if row.shape[1 + k] > 1]
+        row = row.reshape(len(row), *(row.shape[1 + k] for k in moving))
+        chosen = entries_at(source, row.reshape(len(row), -1))
+        chosen = chosen.reshape(len(chosen), *row.shape[1:], *source.shape[2:])
+        return merge_names(chosen, [*(dims[k] for k in moving), *names])
+
+    @staticmethod
+    def _with_labels(
+        values: Mapping[str, Any], labels: Sequence[str], sizes: Mapping[str, int]
+    ) -> Mapping[str, Any]:
+        """The values of names, with dims more for labels."""
+        ones = [1] * len(labels)
+        wide = {n: x.reshape(*x.shape, *ones) if isinstance(x, Tensor) else x
+                for n, x in values.items()}  # fmt: skip
+        for k, name in enumerate(labels):
+            wide[name] = torch.arange(sizes[name]).view(-1, *ones[k + 1 :])
+        return wide
+
+
+def entries_at(values: Tensor, flat: Tensor) -> Tensor:
+    """(items, entries, *labels) some entries of the second dim of values, for each item its own."""
+    if len(flat) == 1:
+        (index,) = flat
+        entries = torch.arange(values.shape[1], device=index.device)
+        return values if torch.equal(index, entries) else values.index_select(1, index)
+    item = torch.arange(len(flat), device=flat.device).unsqueeze(1)
+    return values[item if len(values) > 1 else 0, flat]
+
+
+def merge_names(values: Tensor, names: Sequence[str]) -> Named:
+    """(items, *dims) with names; of two dims of one name, the entries where both are the same."""
+    names = [*names]
+    for name in dict.fromkeys(names):
+        while names.count(name) > 1:
+            one = names.index(name)
+            other = names.index(name, one + 1)
+            values = values.diagonal(dim1=1 + one, dim2=1 + other)
+            names = [*(n for k, n in enumerate(names) if k not in (one, other)), name]
+    return Named(values, tuple(names))
