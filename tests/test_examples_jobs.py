@@ -1,0 +1,30 @@
+"""The examples of jobs run at a small size, and what they say agrees with recursions by hand."""
+
+import runpy
+import sys
+from pathlib import Path
+
+import pytest
+
+FOLDER = Path(__file__).parents[1] / "examples"
+
+
+@pytest.fixture
+def run(monkeypatch):
+    """The names of a script, after it has run at a small size."""
+    pyplot = pytest.importorskip("matplotlib.pyplot")
+
+    def asked(name):
+        path = str(FOLDER / f"{name}.py")
+        monkeypatch.setattr(sys, "argv", [path, "--quick"])
+        found = runpy.run_path(path)
+        pyplot.close("all")
+        return found
+
+    return asked
+
+
+def test_imputed_alleles_are_those_of_the_textbook(run, capsys):
+    found = run("plot_haplotypes")
+    assert found["off"] < 1e-9
+    assert "squared correlation" in capsys.readouterr().out
