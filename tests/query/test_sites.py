@@ -1,5 +1,6 @@
 """Marginals of single sites of a structure, and frames, as a graph gives them of its variables."""
 
+import dataclasses
 import itertools
 
 import pandas as pd
@@ -44,6 +45,42 @@ def test_sites_in_a_grid_are_given_by_tuples():
     assert rg.infer(spans).to_frame().loc[("site[0, 2]", 1), "value"] == pytest.approx(
         float(rg.infer(spans).marginals()[0, 2, 1])
     )
+
+
+def top_two(model):
+    """An estimate on the two states of each site with the largest potentials, and that model."""
+    few = rg.Randomized(rg.randomized.Local(), rg.randomized.Top(2), defensive=0.0)
+    least = model.unary.topk(2, -1).values[..., -1:]
+    unary = torch.where(model.unary < least, -torch.inf, model.unary)
+    return rg.infer(model, estimator=few), dataclasses.replace(model, unary=unary)
+
+
+@pytest.mark.parametrize("batch", [(), (2,)])
+def test_an_estimate_on_certain_states_answers_as_the_model_on_these(batch):
+    posterior, exact = top_two(chain(*batch))
+    torch.testing.assert_close(posterior.log_partition, exact.log_partition())
+    assert torch.equal(posterior.mode(), exact.mode())
+    truth = rg.infer(exact)
+    torch.testing.assert_close(posterior.max_marginals(), truth.max_marginals())
+    torch.testing.assert_close(posterior.joint([0, 2]), truth.joint([0, 2]))
+    torch.testing.assert_close(posterior.mutual_information(0, 2), truth.mutual_information(0, 2))
+    draws = posterior.sample(4000, torch.Generator().manual_seed(0))
+    assert draws.shape == (4000, *batch, 4)
+    shares = torch.nn.functional.one_hot(draws, 3).double().mean(0)
+    torch.testing.assert_close(shares, exact.marginals(), atol=0.04, rtol=0)
+
+
+def test_an_estimate_of_segments_gives_segmentations():
+    generator = torch.Generator().manual_seed(2)
+    model = rg.SemiMarkov(
+        torch.randn(3, 2, 3, generator=generator, dtype=torch.float64),
+        torch.randn(3, 3, generator=generator, dtype=torch.float64),
+    )
+    posterior, exact = top_two(model)
+    best, draws = posterior.mode(), posterior.sample(50, generator)
+    torch.testing.assert_close(model.score(best), model.score(exact.mode()))
+    assert bool((exact.score(draws) > -torch.inf).all())
+    assert draws.labels.shape == (50, 3)
 
 
 def test_an_estimate_has_sites_and_gradients():
