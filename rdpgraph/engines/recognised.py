@@ -163,7 +163,7 @@ class LeftSolution(Supplemented):
         return known if known is None else known.cpu() & (self.network.constant > -math.inf).cpu()
 
     def mode_bound(self) -> Tensor:
-        return self.inner.mode_bound() + self.network.constant.detach().double().cpu()
+        return self.inner.mode_bound() + self.network.exact_constant
 
     def mode_is_consistent(self) -> Tensor:
         return self.inner.mode_is_consistent().expand(self.network.batch)

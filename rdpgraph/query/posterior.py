@@ -13,6 +13,7 @@ from torch import Tensor
 from rdpgraph._core import tuning
 from rdpgraph._core.cache import differentiable_property
 from rdpgraph.engines.solution import Solution, Status, meets
+from rdpgraph.engines.trws.bounding import score_range
 from rdpgraph.errors import BudgetError, ModelError, UnsupportedError
 from rdpgraph.model.domain import Named
 from rdpgraph.model.evidence import MISSING
@@ -72,13 +73,14 @@ class Posterior(Inferred):
     def bounds(self, *, confidence: float = 1.0) -> Bounds:
         """Certain bounds on log Z (nats).
 
-        Both are log Z where inference is exact. Else the lower one is at least the score of every
-        configuration that an answer has met so far, with mean field around the best one; it is
-        -inf if none of them is possible. The upper one is finite at any size: by tree-reweighted
-        messages, which pass for it in a tenth of the time (up to two seconds without a limit), or
-        the largest value of each factor. `MiniBuckets`, which `Auto` asks where factors are not too
-        many, gives tighter ones. With an estimator that approximates, -inf and +inf stand for no
-        bound.
+        Both are log Z where inference is exact, up to the rounding of the model's type. Else the
+        lower one is at least the score of every configuration that an answer has met so far, with
+        mean field around the best one; it is -inf if none of them is possible. The upper one is
+        finite at any size: by tree-reweighted messages, which pass for it in a tenth of the time
+        (up to two seconds without a limit), or the largest value of each factor. `MiniBuckets`,
+        which `Auto` asks where factors are not too many, gives tighter ones. All of these are
+        computed in float64 and rounded outwards, also where the model is float32. With an estimator
+        that approximates, -inf and +inf stand for no bound.
 
         Args:
             confidence: below 1, the least probability, over the draws of `MiniBuckets`, that the
@@ -393,8 +395,8 @@ class Posterior(Inferred):
         """
         states = self._mode_states().reshape(*self.graph.batch_shape, self.graph.num_variables)
         known = self._answers.mode_bound().reshape(self.graph.batch_shape)
-        score = self.graph.score_states(states).detach().double().cpu()
-        # The graph's own sum may round upwards; a bound is below no score.
+        # A sum in the type of the model may round downwards; a bound is below no score.
+        score = score_range(self.graph, states)[1].reshape(self.graph.batch_shape)
         known = torch.where(self.mode_is_optimal() & known.isposinf(), score, known)
         return torch.maximum(known, score)
 

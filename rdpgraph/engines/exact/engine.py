@@ -220,7 +220,7 @@ class ExactSolution(Solution):
         chosen = traceback(
             up, network.batch, 1, len(network.sizes), generator=None, noise=False, only=last
         )
-        mass = log_total(up).detach().double().cpu() + network.constant.detach().double().cpu()
+        mass = log_total(up).detach().double().cpu() + network.exact_constant
         states = full_states(self.network, chosen)[0][:, numbers.to(chosen.device)]
         kept.clear()
         kept[key] = states, mass.expand(network.batch)

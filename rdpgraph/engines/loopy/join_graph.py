@@ -162,7 +162,7 @@ class JoinedSolution(Supplemented):
 
     @cached_property
     def _bounding(self) -> Bounding:
-        return Bounding(self.network, self.compiled)
+        return Bounding(self.network, self.compiled, eliminating=True)
 
     @differentiable_property
     def _beliefs(self) -> tuple[list[Tensor], list[Tensor]]:

@@ -254,6 +254,10 @@ class LoopySolution(Approximation):
         ends = super().bounds()
         if self.among is not None or not bool((ends[0] < ends[1]).any()):
             return ends
+        # Log Z by tree-reweighted messages is a bound at a fixed point alone, which messages reach
+        # up to a tolerance. The bounds below hold of any messages.
+        ends = tuple(torch.full_like(end, math.inf) for end in ends)
+        ends = -ends[0], ends[1]
         known: tuple[Tensor, ...] = ()
         if not self.network.impossible:
             known = likeliest(self, self.network.graph), self.possible_mode()
@@ -262,7 +266,7 @@ class LoopySolution(Approximation):
 
     @cached_property
     def _bounding(self) -> Bounding:
-        return Bounding(self.network, self.compiled)
+        return Bounding(self.network, self.compiled, eliminating=True)
 
     @contextmanager
     def _bounding_seconds(self) -> Generator[float]:
@@ -421,23 +425,28 @@ class LoopySolution(Approximation):
     def mode_is_optimal(self) -> Tensor:
         """Return (B,) True where the mode is proved to be optimal.
 
-        Proofs are consistency on a tree or with tree-reweighted messages, and a bound that the mode
-        reaches. Pairwise models are bounded for this purpose, by messages of their own.
+        Proofs are consistency on a tree, and a bound that the mode reaches. Pairwise models are
+        bounded for this purpose, by messages of their own. In others, consistency with
+        tree-reweighted messages is a proof too: it holds up to the tolerance of the comparison.
         """
-        bounding = self.counting.bounds_above and not self._outweighed
-        proving = self.network_is_forest or bounding
-        known = self.decoded.consistent & proving
-        if bool(known.all()) or not self._bounding.is_pairwise:
+        known = self.decoded.consistent & self.network_is_forest
+        if bool(known.all()):
             return known
-        return known | meets(self._mode_scores[0], self._ceilings)
+        if self._bounding.is_pairwise:
+            return known | meets(self._mode_scores[0], self._ceilings)
+        bounding = self.counting.bounds_above and not self._outweighed
+        return self.decoded.consistent & bounding
 
     def mode_bound(self) -> Tensor:
         """Return (B,) upper bounds by tree-reweighted messages or the largest log-values.
 
-        It is the score itself where the mode is optimal.
+        It is the score itself where the mode is optimal on a tree. Elsewhere a mode that is optimal
+        meets its bound up to rounding alone.
         """
-        optimal = self.mode_is_optimal().cpu()
-        return torch.where(optimal, self._mode_scores[1], self._ceilings)
+        known = (self.decoded.consistent & self.network_is_forest).cpu()
+        if bool(known.all()):
+            return self._mode_scores[1]
+        return torch.where(known, self._mode_scores[1], self._ceilings)
 
     @cached_property
     def _mode_scores(self) -> tuple[Tensor, Tensor]:
@@ -447,7 +456,7 @@ class LoopySolution(Approximation):
     def _ceilings(self) -> Tensor:
         """(B,) upper bounds on all scores, by messages that pass for this purpose alone."""
         with self._bounding_seconds() as seconds:
-            return Bounding(self.network, self.compiled).maxima(seconds).bounds
+            return replace(self._bounding).maxima(seconds).bounds
 
 
 def _spent(allowance: Allowance | None) -> AbstractContextManager[None]:

@@ -358,7 +358,7 @@ def ceilings(
     Active variables ``summed`` are summed out: the bound is on the largest sum. Tables grow until a
     bound meets the known ``scores`` (B,), or the time or the memory (bytes) is used.
     """
-    constant = network.constant.detach().double().cpu().expand(network.batch)
+    constant = network.exact_constant
     if network.impossible:
         return torch.full_like(constant, -math.inf)
     share = seconds / max(network.batch, 1)
@@ -369,8 +369,21 @@ def ceilings(
     for item in range(network.batch):
         tables = tables_of(network, item, zeros=True)
         known = None if scores is None else scores[item].cpu() - constant[item]
-        each[item] += _ceiling(tables, maximised, share, memory, known)
-    return each
+        each[item] += _ceiling(tables, maximised, share, memory, known) + rounding(tables)
+    return each + network.constant_error
+
+
+def rounding(tables: Tables) -> float:
+    """Return a bound on the rounding of a pass along any order (nats).
+
+    Each addition and each sum of powers rounds by the last digit of float64, relative to numbers
+    that are no larger than the span of the scores and the log of the number of configurations. A
+    change of a message moves the bound by no more than that change. Each factor and each message is
+    added once, and each variable's states are.
+    """
+    size = tables.span + math.fsum(map(math.log, tables.sizes))
+    steps = 2 * sum(len(stack.scopes) for stack in tables.stacks) + sum(tables.sizes)
+    return 8.0 * float(np.finfo(np.float64).eps) * size * (steps + 16)
 
 
 def _ceiling(

@@ -13,7 +13,7 @@ from torch import Tensor
 from rdpgraph._core import effort, tuning
 from rdpgraph._core.cache import cached_property
 from rdpgraph._core.progress import Progress, goes_on
-from rdpgraph.engines.minibuckets.bounds import Elimination
+from rdpgraph.engines.minibuckets.bounds import Elimination, rounding
 from rdpgraph.engines.minibuckets.estimate import Estimate, Sampling, estimated
 from rdpgraph.engines.minibuckets.population import Grown, grown
 from rdpgraph.engines.minibuckets.populations import RUNS, error_of, log_mean
@@ -212,7 +212,7 @@ class MiniBucketSolution(Solution):
 
     @cached_property
     def _constant(self) -> Tensor:
-        return self.network.constant.detach().double().cpu().expand(self.network.batch)
+        return self.network.exact_constant
 
     def _each(self, values: Sequence[float]) -> Tensor:
         log_values = torch.tensor(values, dtype=torch.float64, device="cpu") + self._constant
@@ -301,7 +301,16 @@ class MiniBucketSolution(Solution):
         ends = [one.interval(confidence) for one in self.estimates]
         each = torch.tensor(ends, dtype=torch.float64, device="cpu").reshape(-1, 2)
         lower, upper = each.unbind(1)
-        return lower + self._constant, upper + self._constant
+        # Where both ends are log Z itself they stay equal, up to rounding.
+        error = torch.where(lower < upper, self._rounding, 0.0)
+        return lower + self._constant - error, upper + self._constant + error
+
+    @cached_property
+    def _rounding(self) -> Tensor:
+        """(B,) bounds on the rounding of all passes and of the constant."""
+        items = range(self.network.batch)
+        every = [rounding(tables_of(self.network, item, zeros=True)) for item in items]
+        return torch.tensor(every, dtype=torch.float64, device="cpu") + self.network.constant_error
 
     def variable_marginals(self) -> Tensor:
         """(B, S) means over the configurations of populations."""

@@ -78,6 +78,9 @@ class Network:
     sizes: tuple[int, ...]  # remaining states of each active variable, at least two each
     groups: tuple[Group, ...]  # the remaining factors
     constant: Tensor  # (batch or 1,) summed log-values of the factors that are constant now
+    # (2, batch or 1) the same sum without gradients in float64, and that of absolute values, by
+    # which its rounding is bounded: the constant in float32 is no bound of anything
+    constant_sums: Tensor
     active: Tensor  # (V,) active number of each variable of the graph, -1 if it is settled
     settled: Tensor  # (batch or 1, V) state of settled variables, -1 for active ones
     possible: Possible | None  # the remaining states; None if there are no hard zeros
@@ -93,6 +96,17 @@ class Network:
     def batch(self) -> int:
         """Number of batch items."""
         return math.prod(self.graph.batch_shape)
+
+    @cached_property
+    def exact_constant(self) -> Tensor:
+        """(B,) float64 constant of each batch item, right to the last digits of float64."""
+        return self.constant_sums[0].expand(self.batch)
+
+    @cached_property
+    def constant_error(self) -> Tensor:
+        """(B,) float64 bound on the rounding of `exact_constant`, and of one more addition."""
+        # Sums are taken in pairs, so that an error grows with the logarithm of their length.
+        return (64.0 * torch.finfo(torch.float64).eps * self.constant_sums[1]).expand(self.batch)
 
     @cached_property
     def topology(self) -> Topology:
@@ -379,6 +393,7 @@ def _squeezed(
     impossible = bool((counts == 0).any())
     active = torch.where(free, free.long().cumsum(0) - 1, -1)
     constant = torch.zeros(1, dtype=graph.dtype, device=graph.device)
+    sums = torch.zeros(2, 1, dtype=torch.float64, device="cpu")
     groups: list[Group] = []
     origins: list[list[tuple[Tensor, int, tuple[int, ...]]]] = [[] for _ in graph.blocks]
     for part in [] if impossible else tables:
@@ -397,11 +412,15 @@ def _squeezed(
                 values = values.flatten(1)
                 values = values if rows is None else values[:, rows.to(values.device)]
                 constant = constant + values.expand(-1, len(members)).sum(1)
+                each = values.detach().double().cpu().expand(-1, len(members))
+                sizes = torch.where(each.isfinite(), each.abs(), 0.0)
+                sums = sums + torch.stack([each.sum(1), sizes.sum(1)])
     return Network(
         graph=graph,
         sizes=tuple(left[free].clamp(min=1).tolist()),
         groups=tuple(groups),
         constant=constant,
+        constant_sums=sums,
         active=active[: graph.num_variables],
         settled=settled[:, : graph.num_variables],
         possible=possible,

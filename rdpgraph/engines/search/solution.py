@@ -65,7 +65,7 @@ def search(
     states = active_states(network, start)
     scores = torch.zeros(network.batch, dtype=torch.float64, device="cpu")
     optimal = torch.zeros(network.batch, dtype=torch.bool, device="cpu")
-    constant = network.constant.detach().double().cpu().expand(network.batch)
+    constant = network.exact_constant
     optimal |= constant == -math.inf
     scores[optimal] = -math.inf
     searched = (~optimal if spared is None else ~(optimal | spared.cpu())).nonzero().flatten()
@@ -178,7 +178,7 @@ class Seeker:
         states, bounds = self.bounding.maxima(*parts)
         found = self.scored(states)
         optimal = meets(found.scores.cpu(), bounds) | (bounds == -math.inf)
-        return replace(found, optimal=optimal), bounds
+        return replace(found, optimal=optimal, bounds=bounds), bounds
 
     def sought(self, numbers: Tensor | None, start: Tensor | None, seconds: float) -> Searched:
         """Search for the best configurations of some variables, or of all, for some seconds.
@@ -197,12 +197,13 @@ class Seeker:
             self.network, replace(limits, seconds=left), start=best_of(self.network, every).states,
             others=every, spared=first.optimal, bounds=bounds,
         )  # fmt: skip
-        proved = first.optimal.to(found.states.device)
-        return Searched(
-            torch.where(proved.unsqueeze(1), first.states.to(found.states.device), found.states),
-            torch.where(proved, first.scores.to(found.scores), found.scores),
-            first.optimal | found.optimal | meets(found.scores.cpu(), bounds),
-        )
+        device, proved = found.states.device, first.optimal
+        states = torch.where(proved.unsqueeze(1).to(device), first.states.to(device), found.states)
+        scores = torch.where(proved.to(device), first.scores.to(found.scores), found.scores)
+        optimal = proved | found.optimal.cpu() | meets(scores.cpu(), bounds)
+        # What the search proves needs no bound by messages.
+        above = torch.where(found.optimal.cpu() & ~proved, scores.cpu(), bounds)
+        return Searched(states, scores, optimal, above)
 
     def scored(self, states: Tensor) -> Searched:
         """Return configurations (B, V) with their scores."""
@@ -233,7 +234,7 @@ def proved(best: Searched, above: Callable[[Tensor], Tensor]) -> tuple[Searched,
     """
     scores = best.scores.cpu()
     if bool(best.optimal.all()):
-        return best, scores
+        return best, scores if best.bounds is None else torch.maximum(best.bounds, scores)
     bounds = torch.maximum(above(scores), scores)
     optimal = best.optimal | meets(scores, bounds) | (bounds == -math.inf)
     return replace(best, optimal=optimal), torch.where(best.optimal, scores, bounds)
@@ -339,7 +340,7 @@ class SearchSolution(SearchedMarginalModes):
 
         A search that finds no possible configuration raises an error instead.
         """
-        constant = self.network.constant.detach().cpu().expand(self.network.batch)
+        constant = self.network.exact_constant
         return (constant > -math.inf) & (not self.network.impossible)
 
     def mode_bound(self) -> Tensor:

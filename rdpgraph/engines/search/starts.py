@@ -216,6 +216,9 @@ class Searched:
     scores: Tensor
     # (B,) True where it is proved that none is better; at a score of -inf, that none is possible.
     optimal: Tensor
+    # (B,) upper bounds on all scores in float64, if they were computed; those that prove a
+    # configuration optimal may exceed its score by rounding
+    bounds: Tensor | None = None
 
     @property
     def found(self) -> Tensor:
@@ -296,7 +299,7 @@ def violations(graph: FactorGraph, states: Tensor) -> Tensor:
 def scored(network: Network, states: Tensor) -> Searched:
     """Return configurations (B, V) with their scores, marked as not proved optimal."""
     left = active_states(network, states)
-    scores = network.constant.detach().double().cpu().expand(network.batch).clone()
+    scores = network.exact_constant.clone()
     for item in range(network.batch):
         tables, chosen = tables_of(network, item), left[item].numpy()
         if len(chosen) > len(network.numbers):

@@ -16,6 +16,7 @@ from torch import Tensor
 from rdpgraph._core import effort, tuning
 from rdpgraph._core.cache import cached_property
 from rdpgraph.engines.compiled import Compiled, uncompiled
+from rdpgraph.engines.minibuckets.bounds import ceilings
 from rdpgraph.engines.reduction.network import Network
 from rdpgraph.engines.reduction.tables import active_states, full_states
 from rdpgraph.engines.trws.mean_field import mean_field
@@ -42,6 +43,9 @@ class Bounding:
     # of the library, if there is one: a function, as they cannot be pickled
     compiled: Callable[[], Compiled | None] = field(default=uncompiled, repr=False)
     memory: float = effort.BOUNDS_BYTES  # bytes for the messages of an item
+    # mini-buckets bound models with factors of three and more variables; whoever asks these too
+    # needs none here
+    eliminating: bool = False
 
     @cached_property
     def is_pairwise(self) -> bool:
@@ -81,10 +85,7 @@ class Bounding:
     @cached_property
     def _constant(self) -> tuple[Tensor, Tensor]:
         """(B,) and (B,): the network's constant, and the rounding of its sum."""
-        constant = self.network.constant.detach()
-        each = constant.double().cpu().expand(self.network.batch)
-        error = 4.0 * torch.finfo(constant.dtype).eps * each.abs()
-        return each, torch.where(each.isfinite(), error, 0.0)
+        return self.network.exact_constant, self.network.constant_error
 
     def within(
         self, ends: tuple[Tensor, Tensor], temperature: float, known: Iterable[Tensor],
@@ -184,6 +185,13 @@ class Bounding:
         network, begin = self.network, clock.now()
         every, bounds = list[Swept | None](), self._largest(temperature)
         constant, error = self._constant
+        if self.eliminating and not self.is_pairwise and temperature in (0.0, 1.0):
+            # Tree-reweighted messages read pairs alone, and bound all else by its largest value.
+            everything = frozenset(range(len(network.sizes)))
+            summed = everything if temperature else frozenset[int]()
+            other = ceilings(network, summed, seconds=0.5 * seconds, memory=self.memory)
+            rest = torch.tensor(self._rest, dtype=torch.float64, device="cpu")
+            bounds = torch.minimum(bounds, other + rest)
         for item in range(network.batch):
             spent, items = clock.now() - begin, network.batch - item
             share = max(seconds - spent, 0.0) / items

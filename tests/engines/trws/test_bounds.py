@@ -98,6 +98,78 @@ def test_bounds_of_every_route_hold_and_are_finite(name, kind):
     assert bool((posterior.bounds().lower >= score - slack).all())
 
 
+def cancelling(seed: int) -> rg.FactorGraph:
+    """Tables in float32 of large values of either sign, some of which are constants."""
+    generator = torch.Generator().manual_seed(seed)
+    tables = [
+        (scope, logs + 1e6 * torch.randn((), generator=generator, dtype=DOUBLE))
+        for scope, logs in random_tables(seed)
+    ]
+    graph = graph_from([(scope, logs.float()) for scope, logs in tables])
+    return graph.condition({"x0": 1, "x1": 0, "x2": 1})
+
+
+def single(kind: str, seed: int) -> rg.FactorGraph:
+    """A graph in float32."""
+    if kind == "cancelling":
+        return cancelling(seed)
+    scale = 1e6 if kind == "wide" else 2.0
+    return graph_from([(scope, logs.float()) for scope, logs in random_tables(seed, scale=scale)])
+
+
+@pytest.mark.parametrize("name", ["loopy", "reweighted"])
+@pytest.mark.parametrize("kind", ["soft", "cancelling", "wide"])
+def test_bounds_are_certain_in_float32(name, kind):
+    for seed in (0, 4):
+        graph = single(kind, seed)
+        truth = brute_force(graph.to(torch.float64))
+        rounding = 1e-13 * truth.scores.abs().max() + 1e-12  # of the truth
+        posterior = rg.infer(graph, scheduler=SCHEDULERS[name])
+        lower, upper = posterior.bounds()
+        if bool(lower < upper):  # equal ends are log Z, up to the rounding of float32
+            assert float(lower) <= float(truth.log_partition + rounding)
+            assert float(upper) >= float(truth.log_partition - rounding)
+        else:
+            assert posterior.status.exact
+        assert float(posterior.mode_bound()) >= float(truth.maximum - rounding)
+
+
+def test_bounds_hold_where_observed_factors_cancel():
+    free = grid(3, 3, attraction=None, seed=5).to(torch.float32)
+    generator = torch.Generator().manual_seed(0)
+    seen = rg.VariableArray("seen", (500,), 2)
+    logs = 1e5 * torch.randn(500, 2, generator=generator)
+    block = rg.FactorBlock((seen,), rg.Table.from_logs(logs))
+    graph = rg.FactorGraph([*free.factors(), block]).condition({seen: torch.ones(500).long()})
+    truth, constant = brute_force(free.to(torch.float64)), math.fsum(logs[:, 1].tolist())
+    log_z, best = float(truth.log_partition) + constant, float(truth.maximum) + constant
+    rounding = 1e-9  # of a sum of a million in float64
+    for scheduler in (rg.Loopy(), rg.MiniBuckets(memory=3000.0, draws=50, seconds=1.0)):
+        posterior = rg.infer(graph, scheduler=scheduler)
+        lower, upper = posterior.bounds()
+        assert float(lower) - rounding <= log_z <= float(upper) + rounding
+        if scheduler == rg.Loopy():
+            assert float(posterior.mode_bound()) >= best - rounding
+
+
+def test_a_mode_that_meets_its_bound_up_to_rounding_is_bounded_by_that():
+    # Scores differ by less than rounding, relative to the large constant in each of them.
+    generator = torch.Generator().manual_seed(0)
+    x = rg.VariableArray("x", (12, 12), 2)
+    fields = 100 + 1e-6 * torch.randn(12, 12, 2, generator=generator, dtype=DOUBLE)
+    ties = rg.Table.from_logs(2e-6 * torch.randn(2, 2, generator=generator, dtype=DOUBLE))
+    graph = rg.FactorGraph([
+        rg.FactorBlock((x,), rg.Table.from_logs(fields)),
+        rg.FactorBlock((x[1:], x[:-1]), ties),
+        rg.FactorBlock((x[:, :-1], x[:, 1:]), ties),
+    ])  # fmt: skip
+    best = float(graph.score({**rg.infer(graph, scheduler=rg.Contraction()).mode()}))
+    posterior = rg.infer(graph, scheduler=rg.Auto(memory=2e4))
+    assert posterior.plan.route != "contraction"
+    assert bool(posterior.mode_is_optimal())
+    assert float(posterior.mode_bound()) >= best - 1e-11
+
+
 def grid(rows: int, columns: int, *, attraction: float | None, seed: int = 0, states: int = 2):
     """Random fields, and couplings that are all alike, or of random size and sign (None)."""
     generator = torch.Generator().manual_seed(seed)
