@@ -269,8 +269,9 @@ class _Run:
     def __init__(self, dtype: torch.dtype, items: int, records: Records) -> None:
         self.dtype, self.handle = dtype, None
         # Tables of no cells have a number all the same, which goals outside of them read.
-        self.values = torch.empty(items, records.size or 1, dtype=dtype, device="cpu")
-        self.levels = torch.empty(items, records.levels or 1, dtype=torch.float64, device="cpu")
+        with torch.inference_mode(mode=False):  # the next call of these sizes may be outside of it
+            self.values = torch.empty(items, records.size or 1, dtype=dtype, device="cpu")
+            self.levels = torch.empty(items, records.levels or 1, dtype=torch.float64, device="cpu")
         self.records = records
         self.spare: dict[str, Tensor] = {}
         self.keep: tuple[Any, ...] = ()  # what the state points to
@@ -278,7 +279,8 @@ class _Run:
     def room(self, what: str) -> Tensor:
         """A tensor like that of the tables, for their gradients, means or losses."""
         if what not in self.spare:
-            self.spare[what] = torch.empty_like(self.values)
+            with torch.inference_mode(mode=False):
+                self.spare[what] = torch.empty_like(self.values)
         return self.spare[what]
 
     def __del__(self) -> None:

@@ -2,7 +2,7 @@
 
 import functools
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Self
 
 import torch
@@ -17,6 +17,7 @@ from rdpgraph.recurrences import derivations, executor, logsums
 from rdpgraph.recurrences.affine import Affine, evaluate_form
 from rdpgraph.recurrences.derivations import Derived
 from rdpgraph.recurrences.interpreter import evaluate
+from rdpgraph.recurrences.potentials import sizes_of
 from rdpgraph.recurrences.program import Array, Lookup, Program, Row, Rule
 from rdpgraph.recurrences.semirings import Count, LogSum, Max, Most, Semiring
 
@@ -77,7 +78,7 @@ class Bound:
                 continue
             values = as_values(name, value)
             if not self._checked:
-                checked_log_values(name, values)
+                checked_log_values(name, _once(values))
             self.given[array.name] = values
             dtypes.append(values.dtype)
         dtype = functools.reduce(torch.promote_types, dtypes, torch.float32)
@@ -95,13 +96,10 @@ class Bound:
 
     def _checked_sizes(self, program: Program) -> dict[str, int]:
         """The sizes by name, the same in every input."""
-        sizes: dict[str, int] = {}
+        sizes = sizes_of(program.inputs, self.given)
         for array in program.inputs:
             shape = tuple(self.given[array.name].shape)
             own = shape[len(shape) - len(array.dims) :] if len(shape) >= len(array.dims) else None
-            for dim, size in zip(array.dims, own or (), strict=own is not None):
-                for name, _ in dim.terms:
-                    sizes.setdefault(name, size - dim.constant)
             if own is None or any(
                 dim.evaluate(sizes) != size for dim, size in zip(array.dims, own, strict=True)
             ):
@@ -284,6 +282,14 @@ class Bound:
         """(*batch,) the number of derivations that are possible, in float64: exact up to 2^53."""
         return self._evaluated(self.given, Count())
 
+    def _with_batch(self, names: Iterable[str]) -> Self:
+        """The same with all batch dims in some inputs."""
+        leads = {array.name: len(self._lead(array)) for array in self.program.inputs}
+        return self.with_inputs(**{
+            name: self.given[name].expand(*self._batch, *self.given[name].shape[leads[name] :])
+            for name in names
+        })  # fmt: skip
+
     @by_autograd
     def marginals(self) -> dict[str, Tensor]:
         """How often a random derivation is expected to use each entry of each input of logs.
@@ -291,14 +297,8 @@ class Bound:
         (*batch, *dims) each: the gradients of every item's log Z, zero for impossible items.
         Differentiable again.
         """
-        full = {
-            array.name: self.given[array.name].expand(
-                *self._batch, *self.given[array.name].shape[len(self._lead(array)) :]
-            )
-            for array in self.program.inputs
-            if not array.whole
-        }
-        whole = self.with_inputs(**full)
+        whole = self._with_batch(self.logs())
+        full = whole.logs()
         tracked = any(values.requires_grad for values in full.values())
         _, gradients = expectations(whole._log_partition_of, [*full.values()], tracked=tracked)
         return dict(zip(full, gradients, strict=True))
@@ -332,11 +332,15 @@ class Bound:
         """
         own, logs = self.logs(), other.logs() if type(other) is type(self) else {}
         shapes = [{name: x.shape for name, x in each.items()} for each in (own, logs)]
-        if shapes[0] != shapes[1]:
+        if own.keys() != logs.keys() or self._sizes != other._sizes or self._batch != other._batch:
             raise ModelError(
                 f"{self.program.name} is compared with another of its class and shapes; got "
                 f"{type(other).__name__} of {[tuple(shape) for shape in shapes[1].values()]}."
             )
+        # An input that all items share in one of them has all batch dims in both.
+        apart = [name for name in own if shapes[0][name] != shapes[1][name]]
+        if apart:
+            return self._with_batch(apart).cross_entropy(other._with_batch(apart))
         _, mean = self._mean_of([_scores(values) for values in logs.values()])
         # How many entries a derivation uses that the other forbids.
         with torch.no_grad():
@@ -467,15 +471,44 @@ class Bound:
         up, reads, scores = self._best(count)
         return self._states_read(name, up, reads, count), scores
 
+    @torch.no_grad()
+    def entries_of(
+        self, name: str, count: int | None, generator: torch.Generator | None
+    ) -> tuple[tuple[Tensor, Tensor, Tensor], Tensor]:
+        """What `states_of` gives, as a list of the entries that derivations use, in any order.
+
+        The number of the draw and item, draw * items + item, the place among all that the other
+        indices give, and the last index, (entries,) each; and whether each item has a derivation.
+        """
+        up = self._run_up(best=count is None)
+        reads = executor.derivations(up, count, generator)
+        return self._entries_read(name, up, reads), self._batched(up.possible, 0)
+
+    def k_best_entries_of(
+        self, name: str, count: int
+    ) -> tuple[tuple[Tensor, Tensor, Tensor], Tensor]:
+        """The best derivations as `entries_of` gives them, and scores as `k_best`."""
+        up, reads, scores = self._best(count)
+        return self._entries_read(name, up, reads), scores
+
+    def _entries_read(
+        self, name: str, up: executor.Upward | Derived, reads: Tensor
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        number = [array.name for array in self.program.inputs].index(name)
+        width = up.inputs[number].shape[-1]
+        own = reads[reads[:, 2] == number + 1] if self._items else reads[:0]
+        derivation, item, _, at = own.T
+        return derivation * len(up.value) + item, at // width, at % width
+
     def _states_read(
         self, name: str, up: executor.Upward | Derived, reads: Tensor, many: int
     ) -> Tensor:
         number = [array.name for array in self.program.inputs].index(name)
-        *sites, width = up.inputs[number].shape[1:]
+        *sites, _ = up.inputs[number].shape[1:]
         items, places = len(up.value), math.prod(sites)
+        row, place, state = self._entries_read(name, up, reads)
         states = torch.full((many * items * places,), -1, device=reads.device)
-        derivation, item, _, at = reads[reads[:, 2] == number + 1].T
-        states[(derivation * items + item) * places + at // width] = at % width
+        states[row * places + place] = state
         return self._batched(states.reshape(many, items, *sites), 1)
 
     def log_sum_of_most(self, name: str, wanted: Tensor) -> Tensor:
@@ -505,6 +538,14 @@ class Bound:
 def _rows_of(program: Program) -> list[tuple[Row, Affine]]:
     """The rows that rules go through, and how long each list is."""
     return [(row, program.ranges[row.variable]) for rule in program.rules for row in rule.rows]
+
+
+def _once(values: Tensor) -> Tensor:
+    """Values without those that an expanded tensor repeats."""
+    for dim in range(values.ndim):
+        if values.stride(dim) == 0 and values.shape[dim] > 1:
+            values = values.narrow(dim, 0, 1)
+    return values
 
 
 _ROUNDING = 1e-12  # of an expected number of entries, for each of them

@@ -3,7 +3,7 @@
 import functools
 import itertools
 import math
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from inspect import get_annotations
 from typing import TYPE_CHECKING, Any, ClassVar, Self
@@ -13,16 +13,17 @@ from torch import Tensor
 
 from rdpgraph._core import tuning
 from rdpgraph._core.portable import field_names
-from rdpgraph.errors import EvidenceError, ModelError
+from rdpgraph.errors import BudgetError, EvidenceError, ModelError
 from rdpgraph.interface.sites import Sites
 from rdpgraph.interface.structure import Structure, is_tracked
 from rdpgraph.logspace.gradients import by_autograd, expectations
 from rdpgraph.model.potentials.potential import Potential
-from rdpgraph.model.potentials.table import as_states
+from rdpgraph.model.potentials.table import Table, as_states
 from rdpgraph.model.restriction import gathered
 from rdpgraph.model.soundness import require_possible
 from rdpgraph.recurrences.affine import Affine
 from rdpgraph.recurrences.declaration import Declared, Input, Lengths, program_of
+from rdpgraph.recurrences.potentials import evaluate_at, read_at_data, sizes_of
 from rdpgraph.recurrences.program import Program
 from rdpgraph.recurrences.recurrence import Bound
 from rdpgraph.recurrences.restriction import SAME, STATES, UNARY, label_sites, restrict_rules
@@ -140,7 +141,10 @@ class Recurrence(Structure):
 
     def __post_init__(self) -> None:
         """Check the inputs; a `__post_init__` of a subclass calls this one."""
-        bound = self._bind(checked=False)
+        # A potential that may be asked for few values is checked for its shape alone.
+        given = self.inputs().items()
+        asked = {name: _shaped(one) for name, one in given if _is_asked(one)}
+        bound = self._bind(asked, checked=False)
         names = {*field_names(type(self))}
         for name in bound.given:
             if name in names and not isinstance(getattr(self, name), Potential):
@@ -160,26 +164,56 @@ class Recurrence(Structure):
         """What is declared, and the rules: by default those of the class."""
         return self.declared, self.rules
 
+    def written_for(self, *, ranks: bool = False, kept: bool = False) -> tuple[Declared, str]:
+        """What is declared, and the rules, for some answers; by default as for all others.
+
+        Args:
+            ranks: for log Z, its gradients and draws, where rules may sum over the ranks of a
+                matrix, too; for others each configuration has one derivation.
+            kept: for a few states of each site, by `restrict_rules`.
+        """
+        return self.written()
+
     def inputs(self) -> Mapping[str, Any]:
         """What is declared, by name: tensors, a `Potential` in place of one, or None for lengths.
 
-        Default: the fields of the same names.
+        All that any of the rules may read that `written_for` gives. Default: the fields of the
+        same names.
         """
         return {name: getattr(self, name) for name, _ in self.written()[0]}
 
     def _bind(
         self, other: Mapping[str, Tensor] | None = None, *, double: bool = False,
-        checked: bool = True,
+        checked: bool = True, ranks: bool = False, whole: Collection[str] = (),
     ) -> Bound:  # fmt: skip
-        """The program with its inputs, or ``other`` ones; all in float64 if ``double``."""
-        program = self.program
-        ranks = {array.name: len(array.dims) for array in program.inputs}
+        """The program with its inputs, or ``other`` ones.
+
+        Args:
+            other: inputs by name.
+            double: whether all are in float64.
+            checked: see `Bound`.
+            ranks: see `written_for`.
+            whole: potentials that are written out, where others are evaluated at the states read.
+        """
+        program = program_of(self.name, *self.written_for(ranks=ranks))
         given: dict[str, Any] = {**self.inputs(), **(other or {})}
+        sizes: dict[str, int] = {}
+        for array in program.inputs:
+            value = given[array.name]
+            if not isinstance(value, Potential):
+                continue
+            found = read_at_data(program, array.name) if _is_asked(value) else None
+            if found is None or array.name in whole:
+                given[array.name] = _written_out(self.name, array.name, value, len(array.dims))
+                continue
+            # Sizes are those of tensors.
+            sizes = sizes or sizes_of(program.inputs, given)
+            program, asked = found
+            for one in asked:
+                given[one.name] = evaluate_at(value, one, sizes, given)
         for name, value in given.items():
-            if isinstance(value, Potential):
-                given[name] = value.table(ranks[name])
-            if double and isinstance(given[name], Tensor) and given[name].is_floating_point():
-                given[name] = given[name].double()
+            if double and isinstance(value, Tensor) and value.is_floating_point():
+                given[name] = value.double()
         return Bound(program, given, checked=checked)
 
     @property
@@ -190,6 +224,11 @@ class Recurrence(Structure):
     def name(self) -> str:
         """The name of the structure, for error messages."""
         return type(self).__name__
+
+    @property
+    def _is_double(self) -> bool:
+        """Whether log Z of float32 is summed in float64, too."""
+        return False
 
     @property
     def _dims(self) -> int:
@@ -209,7 +248,8 @@ class Recurrence(Structure):
 
     def log_partition(self) -> Tensor:
         """(*batch,) log Z in nats; -inf where nothing is possible. All derivatives exist."""
-        return self._bind().log_partition().to(self.unary)
+        bound = self._bind(ranks=True, double=self._is_double)
+        return bound.log_partition().to(self.unary)
 
     @torch.no_grad()
     def count(self) -> Tensor:
@@ -246,13 +286,16 @@ class Recurrence(Structure):
 
     def _compared(self, other: "Recurrence") -> tuple[Bound, Bound]:
         same = type(other) is type(self) and other.unary.shape == self.unary.shape
-        if not same or other.program is not self.program:
+        if not same or other.written() != self.written():
             shape = f" of {tuple(other.unary.shape)}" if isinstance(other, Structure) else ""
             raise ModelError(
                 f"{self.name} can be compared only with another of its shape, "
                 f"{tuple(self.unary.shape)}; got {type(other).__name__}{shape}."
             )
-        return self._bind(double=True), other._bind(double=True)
+        # Both have the same inputs, so what one of them has as a table the other has as one, too.
+        kinds = [one.inputs() for one in (self, other)]
+        tables = {name for each in kinds for name, one in each.items() if not _is_asked(one)}
+        return self._bind(double=True, whole=tables), other._bind(double=True, whole=tables)
 
     def score(self, states: Tensor) -> Tensor:
         """(*lead, *batch) the scores of configurations (*lead, *batch, *sites); differentiable.
@@ -319,7 +362,7 @@ class Recurrence(Structure):
     @torch.no_grad()
     def _states(self, count: int | None, generator: torch.Generator | None) -> Tensor:
         """(draws, *batch, *sites) the states in derivations; None: in the best."""
-        bound = self._bind()
+        bound = self._bind(ranks=count is not None)
         if self._has_sites:
             states, possible = bound.states_of(UNARY, count, generator)
         else:
@@ -365,11 +408,12 @@ class Recurrence(Structure):
         noisy = perturbed(self.unary, count, temperature, generator)
         if not self._has_sites:
             return noisy
-        logs = self._bind(double=True).logs()
+        bound = self._bind(double=True)
+        logs = bound.logs()
 
         def log_partition(unary: Tensor) -> Tensor:
             scaled = {name: x / temperature for name, x in (logs | {UNARY: unary}).items()}
-            return temperature * self._bind(scaled, double=True).log_partition()
+            return temperature * bound.with_inputs(**scaled).log_partition()
 
         _, (gradient,) = expectations(log_partition, [noisy], tracked=is_tracked(self))
         return gradient
@@ -462,7 +506,7 @@ class Recurrence(Structure):
 
         As ``segments.by_input().marginals()["transition"]``, the expected number of transitions.
         """
-        return self._bind()
+        return self._bind(whole=[*self.inputs()])
 
 
 @dataclass(frozen=True, eq=False)
@@ -482,14 +526,23 @@ class RestrictedRecurrence(Recurrence):
     def name(self) -> str:
         return self.original.name
 
+    @property
+    def _is_double(self) -> bool:
+        return self.original._is_double
+
     def written(self) -> tuple[Declared, str]:
-        return restrict_rules(self.name, *self.original.written())
+        return self.written_for()
+
+    def written_for(self, *, ranks: bool = False, kept: bool = True) -> tuple[Declared, str]:
+        return restrict_rules(self.name, *self.original.written_for(ranks=ranks, kept=kept))
 
     def inputs(self) -> Mapping[str, Any]:
         given = {**self.original.inputs(), UNARY: self.unary, STATES: self.states}
-        states = self.original.unary.shape[-1]
-        same = torch.eye(states, dtype=self.unary.dtype, device=self.unary.device).log()
-        return {name: same if name == SAME else given[name] for name, _ in self.written()[0]}
+        if any(name == SAME for name, _ in self.written()[0]):
+            states = self.original.unary.shape[-1]
+            same = torch.eye(states, dtype=self.unary.dtype, device=self.unary.device)
+            given[SAME] = same.log()
+        return given
 
     def restrict(self, states: Tensor, log_weights: Tensor) -> "RestrictedRecurrence":
         """The recurrence on some of the states kept."""
@@ -524,6 +577,30 @@ def chain_parts(program: Program) -> tuple[str, str] | None:
             if found == {begun, (a, way, 1, (), ()), summed} and end.constant == -1:
                 return links, end.terms[0][0]
     return None
+
+
+def _is_asked(potential: Any) -> bool:
+    """Return whether a potential can be evaluated at some states in less than its table."""
+    known = isinstance(potential, Potential) and not isinstance(potential, Table)
+    return known and len(potential.shape) == 2
+
+
+def _shaped(potential: Potential) -> Tensor:
+    """Zeros in the shape of a potential, which take no memory."""
+    zero = torch.zeros((), dtype=potential.dtype, device=potential.device)
+    return zero.expand(potential.shape)
+
+
+def _written_out(owner: str, name: str, potential: Potential, dims: int) -> Tensor:
+    """The table of a potential; `BudgetError` above `tuning.MOST_TABULATED` entries."""
+    entries = math.prod(potential.shape)
+    if entries > tuning.MOST_TABULATED and not isinstance(potential, Table):
+        raise BudgetError(
+            f"{owner}'s {name}, a {type(potential).__name__}, has {entries:,} entries and at "
+            f"most {tuning.MOST_TABULATED:,} are written out; ask a question that needs no table, "
+            "or give infer an estimator that keeps a few states."
+        )
+    return potential.table(dims)
 
 
 def _arguments(kind: type[Recurrence]) -> tuple[str, ...]:

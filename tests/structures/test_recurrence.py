@@ -264,6 +264,27 @@ def test_a_potential_stands_for_its_table():
     close(Chain(unary, low).log_partition(), rg.Chain(unary, low).log_partition())
 
 
+def test_a_potential_is_evaluated_at_the_states_that_are_kept():
+    """Ten thousand million pairs of states would not fit."""
+    factors = torch.randn(2, 100_000, 3, generator=torch.Generator().manual_seed(0))
+    states = torch.tensor([[[3, 99_999], [5, 7], [1, 1]], [[0, 2], [4, 4], [99_998, 6]]])
+    unary = torch.zeros(()).expand(2, 3, 100_000)
+    for kind in (rg.Bilinear, rg.LowRank):
+        left, right = (part.clone().requires_grad_() for part in factors)
+        few = Chain(unary, kind(left, right)).restrict(states, torch.zeros(2, 3, 2))
+        rows = factors[:, states].requires_grad_()  # of the same states, each a state of its own
+        pairs = kind(rows[0, :, :-1], rows[1, :, 1:]).table(2)
+        known = rg.Chain(torch.zeros(2, 3, 2), pairs)
+        close(few.log_partition(), known.log_partition())
+        close(few.entropy(), known.entropy())
+        close(few.max_marginals(), known.max_marginals())
+        close(few.kl_divergence(few), torch.zeros(2), atol=1e-5, rtol=0)
+        found = torch.autograd.grad(few.log_partition().sum(), left)[0]
+        wanted = torch.autograd.grad(known.log_partition().sum(), rows)[0][0]
+        summed = torch.zeros_like(left).index_add(0, states.flatten(), wanted.flatten(0, 2))
+        close(found, summed)
+
+
 @pytest.mark.parametrize(("batch", "steps"), [((0,), 3), ((2,), 0), ((0,), 0), ((2, 0), 2)])
 def test_no_items_and_no_sites_have_answers(batch, steps, by_torch):
     """A sequence of no steps has one empty configuration, of score 0."""
