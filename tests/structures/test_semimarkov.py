@@ -632,3 +632,55 @@ def test_labels_of_segments_that_do_not_fit_are_refused():
         model.score(torch.zeros(2, 3, dtype=torch.long))
     with pytest.raises(rg.errors.EvidenceError, match="labels 0 to 3, and -1"):
         model.score(torch.full((3, 2), 4))
+
+
+def test_lists_of_one_are_the_modes_and_impossible_items_have_none():
+    model = random_model(4, 2, 2, batch=(3,))
+    unary = model.unary.clone()
+    unary[1] = -math.inf
+    found = SemiMarkov(unary, model.transition).k_best(1)
+    assert (found.scores[0] > -math.inf).tolist() == [True, False, True]
+    mode = SemiMarkov(unary[::2], model.transition).mode()
+    assert torch.equal(found.segmentations.labels[0, ::2], mode.labels)
+    assert bool((found.segmentations.labels[0, 1] == -1).all())
+
+
+@pytest.mark.parametrize("kept", [False, True])
+@pytest.mark.parametrize("kind", ["table", "steps", "ranks"])
+def test_a_transition_of_any_kind_is_its_table(kind, kept):
+    """Rules for ranks, for positions and for few labels answer as those for one table."""
+    unary = random_model(5, 3, 4, batch=(3,)).unary
+    table = torch.randn(4, 4, generator=seeded(1), dtype=DOUBLE)
+    factors = torch.randn(2, 4, 2, generator=seeded(2), dtype=DOUBLE)
+    given = {
+        "table": rg.Table(table),
+        "steps": table.expand(4, 4, 4),
+        "ranks": rg.LowRank(*factors),
+    }[kind]
+    if kind == "ranks":
+        table = given.table(2)
+    lengths = torch.tensor([5, 0, 3])
+    one, other = (SemiMarkov(unary, each, lengths=lengths) for each in (given, table))
+    if kept:
+        states = torch.randint(4, (2, 3, 5, 3, 3), generator=seeded(3))
+        weights = torch.randn(states.shape, generator=seeded(4), dtype=DOUBLE)
+        one, other = (each.restrict(states, weights) for each in (one, other))
+    for ask in ("log_partition", "marginals", "entropy", "max_marginals"):
+        torch.testing.assert_close(getattr(one, ask)(), getattr(other, ask)())
+    torch.testing.assert_close(one.k_best(3).scores, other.k_best(3).scores)
+    torch.testing.assert_close(
+        one.score(other.sample(9, seeded())), other.score(other.sample(9, seeded()))
+    )
+    if not kept:
+        far = SemiMarkov(unary / 2, other.transition, lengths=lengths)
+        divergences = one.kl_divergence(far), other.kl_divergence(far)
+        torch.testing.assert_close(*divergences)
+
+
+def test_ranks_are_drawn_as_the_table_that_they_are():
+    factors = torch.randn(2, 3, 2, generator=seeded(2), dtype=DOUBLE)
+    unary = random_model(3, 2, 3).unary
+    model = SemiMarkov(unary, rg.LowRank(*factors))
+    drawn = model.site_states(model.sample(20_000, seeded()))
+    shares = torch.nn.functional.one_hot(drawn + 1, 4)[..., 1:].double().mean(0)
+    torch.testing.assert_close(shares, model.marginals(), rtol=0, atol=0.015)

@@ -1,9 +1,10 @@
 """The semi-Markov chain as a structure."""
 
 import math
-from dataclasses import dataclass, field
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -19,23 +20,24 @@ from rdpgraph.model.graph import FactorGraph
 from rdpgraph.model.potentials.lowrank import LowRank
 from rdpgraph.model.potentials.potential import Potential
 from rdpgraph.model.potentials.table import Table, checked_log_values, settle, taken
+from rdpgraph.model.soundness import require_possible
+from rdpgraph.recurrences.declaration import Declared
+from rdpgraph.recurrences.recurrence import Bound
+from rdpgraph.recurrences.restriction import UNARY
 from rdpgraph.structures.chain.constructors import checked_transition
 from rdpgraph.structures.chain.factors import flat_lengths, held
 from rdpgraph.structures.chain.steps import flattened, table_of
 from rdpgraph.structures.checks import settle_lengths
-from rdpgraph.structures.draws import checked_count
-from rdpgraph.structures.recursion.descend import Drawn
-from rdpgraph.structures.recursion.tape import Tape
-from rdpgraph.structures.recursion.values import Value
-from rdpgraph.structures.recursions import Recursion
+from rdpgraph.structures.draws import checked_best, checked_count, require_generator
+from rdpgraph.structures.recurrence import Recurrence
 from rdpgraph.structures.semimarkov import proposals, scoring
 from rdpgraph.structures.semimarkov.proposals import SemiMarkovMasks
 from rdpgraph.structures.semimarkov.scoring import KBestSegmentations, Segmentation
-from rdpgraph.structures.semimarkov.segments import graph_of, laid_out, recognised_segments
+from rdpgraph.structures.semimarkov.segments import graph_of, recognised_segments, write_rules
 
 
 @dataclass(frozen=True, eq=False)
-class SemiMarkov(Recursion):
+class SemiMarkov(Recurrence):
     """A distribution over the ways to cut a sequence into labelled segments (Sarawagi, Cohen 2004).
 
     The score of a segmentation is the sum of its segments' log-potentials and of the transitions
@@ -67,9 +69,6 @@ class SemiMarkov(Recursion):
 
     transition: Tensor | Potential = field(metadata={"dims": 3})
     lengths: Tensor | None = field(default=None, kw_only=True, metadata={"dims": 0})
-
-    site_dims = 2
-    doubles = True
 
     if TYPE_CHECKING:  # arguments become tensors
 
@@ -131,8 +130,30 @@ class SemiMarkov(Recursion):
         given = self.transition
         return given if isinstance(given, Potential) else Table.from_logs(given)
 
-    def recursion(self, tape: Tape) -> Value:
-        return laid_out(tape, self.transition, self.lengths)
+    def written(self) -> tuple[Declared, str]:
+        return self.written_for()
+
+    def written_for(self, *, ranks: bool = False, kept: bool = False) -> tuple[Declared, str]:
+        low = ranks and isinstance(self.transition, LowRank)
+        return write_rules(ranks=low, steps=self._is_by_step, kept=kept)
+
+    def inputs(self) -> Mapping[str, Any]:
+        transition = self.transition
+        given = {UNARY: self.unary, "lengths": self.lengths, "transition": transition}
+        if isinstance(transition, LowRank):
+            given |= {"left": transition.log_left, "right": transition.log_right}
+        if len(transition.shape) > 2 and not self._is_by_step:  # of no positions
+            given["transition"] = self.unary.new_zeros(transition.shape[-2:])
+        return given
+
+    @property
+    def _is_double(self) -> bool:
+        return True  # so that labels that are hundreds of nats behind keep their digits
+
+    @property
+    def _is_by_step(self) -> bool:
+        """Whether each position has a transition of its own."""
+        return len(self.transition.shape) > 2 and self.unary.shape[-3] > 0
 
     def score(  # pyright: ignore[reportIncompatibleMethodOverride]
         self, segmentation: Segmentation | Tensor
@@ -185,16 +206,25 @@ class SemiMarkov(Recursion):
             total = total + pad(part, (0, 0, 0, later))
         return total
 
-    def _compared(self, other: Recursion, *, divergence: bool) -> Tensor:
-        if isinstance(other, SemiMarkov) and not (
-            other.unary.shape == self.unary.shape
-            and torch.equal(other._positions()[1], self._positions()[1])
-        ):
-            raise ModelError(
-                "SemiMarkov.cross_entropy needs a chain of the same shape and lengths; got "
-                f"{tuple(other.unary.shape)} for {tuple(self.unary.shape)}."
-            )
-        return super()._compared(other, divergence=divergence)
+    def _compared(self, other: Recurrence) -> tuple[Bound, Bound]:
+        if isinstance(other, SemiMarkov):
+            own, theirs = self._positions()[1], other._positions()[1]
+            if other.unary.shape != self.unary.shape or not torch.equal(own, theirs):
+                raise ModelError(
+                    "SemiMarkov.cross_entropy needs a chain of the same shape and lengths; got "
+                    f"{tuple(other.unary.shape)} for {tuple(self.unary.shape)}."
+                )
+            if self._is_by_step != other._is_by_step:
+                one, two = self._by_step(), other._by_step()
+                return super(SemiMarkov, one)._compared(two)
+        return super()._compared(other)
+
+    def _by_step(self) -> "SemiMarkov":
+        """The same chain with a transition for each position."""
+        table = table_of(self.transition, of="SemiMarkov")
+        if table.ndim == 2 and self.unary.shape[-3]:
+            table = table.expand(self.unary.shape[-3] - 1, *table.shape)
+        return replace(self, transition=table)
 
     def mode(self) -> Segmentation:  # pyright: ignore[reportIncompatibleMethodOverride]
         """A most probable segmentation, (*batch, T); O(T (D N + N^2)). Not differentiable.
@@ -202,7 +232,7 @@ class SemiMarkov(Recursion):
         Raises:
             ImpossibleEvidenceError: an item has no possible segmentation.
         """
-        return self._segmentation(self._best()[1], ())
+        return self._segmentation(*self._segments(None, None), ())
 
     def k_best(  # pyright: ignore[reportIncompatibleMethodOverride]
         self, k: int
@@ -212,8 +242,9 @@ class SemiMarkov(Recursion):
         Raises:
             ModelError: k below 1.
         """
-        _, drawn, scores = self._best_few(k)
-        return KBestSegmentations(self._segmentation(drawn, (k,)), scores)
+        k = checked_best(self.name, k, self.states_shape)
+        segments, scores = self._bind(double=True).k_best_entries_of(UNARY, k)
+        return KBestSegmentations(self._segmentation(*segments, (k,)), scores.to(self.unary))
 
     def sample(  # pyright: ignore[reportIncompatibleMethodOverride]
         self, count: int, generator: torch.Generator | None = None
@@ -225,8 +256,18 @@ class SemiMarkov(Recursion):
         Raises:
             ImpossibleEvidenceError: an item has no possible segmentation.
         """
+        require_generator(generator)
         count = checked_count(count, self.states_shape)
-        return self._segmentation(self._draws(count, generator)[1], (count,))
+        return self._segmentation(*self._segments(count, generator), (count,))
+
+    def _segments(
+        self, count: int | None, generator: torch.Generator | None
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """The row, the place and the label of the segments of draws; None: of the best."""
+        bound = self._bind(ranks=count is not None)
+        segments, possible = bound.entries_of(UNARY, count, generator)
+        require_possible("SemiMarkov has no samples and no mode", possible)
+        return segments
 
     def sites(self) -> Sites:
         """The segments within the sequence.
@@ -313,11 +354,20 @@ class SemiMarkov(Recursion):
         lengths = flat_lengths(self.lengths, self.unary.shape[:-2], self.unary)
         return self.unary.reshape(len(lengths), *self.unary.shape[-3:]), lengths
 
-    def _segmentation(self, drawn: Drawn, lead: tuple[int, ...]) -> Segmentation:
+    def _segmentation(
+        self, row: Tensor, place: Tensor, label: Tensor, lead: tuple[int, ...]
+    ) -> Segmentation:
         *_, steps, durations, _ = self.unary.shape
-        last, duration = drawn.site // durations, drawn.site % durations
         shape = (*lead, *self.batch_shape, steps)
-        return Segmentation.cut(drawn.tree, last, duration, drawn.state, shape=shape)
+        return Segmentation.cut(row, place // durations, place % durations, label, shape=shape)
+
+    def _as_chain(self) -> tuple[Tensor, Tensor, Tensor] | None:
+        """Segments of one position are the states of a chain."""
+        if self.unary.shape[-2] > 1 or not self.unary.shape[-3]:
+            return None
+        segments, lengths = self._positions()
+        transition = self._table
+        return segments[..., 0, :], transition, lengths
 
 
 def checked_fields(segments: Tensor, transition: Tensor | Potential) -> None:

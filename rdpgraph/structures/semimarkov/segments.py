@@ -1,7 +1,8 @@
-"""Semi-Markov chains on a tape and as factor graphs of ages and labels; such graphs recognised."""
+"""Semi-Markov chains by rules and as factor graphs of ages and labels; such graphs recognised."""
 
 import math
 from dataclasses import replace
+from textwrap import dedent
 
 import torch
 from torch import Tensor
@@ -14,52 +15,49 @@ from rdpgraph.model.graph import FactorGraph
 from rdpgraph.model.potentials.potential import Potential
 from rdpgraph.model.potentials.table import Table
 from rdpgraph.model.variable import VariableArray
+from rdpgraph.recurrences.declaration import Declared, Input, Lengths
 from rdpgraph.structures.chain.recognition import Recognised, recognised
-from rdpgraph.structures.chain.steps import table_of
-from rdpgraph.structures.recursion.tape import Tape
-from rdpgraph.structures.recursion.values import Value
 
 
-def laid_out(tape: Tape, transition: Tensor | Potential, lengths: Tensor | None) -> Value:
-    """Links into the segments that start at each position, and sums of those that end there.
+@remembered(8)
+def write_rules(*, ranks: bool, steps: bool, kept: bool) -> tuple[Declared, str]:
+    """The inputs and the rules of semi-Markov chains.
 
-    On all labels log Z costs O(T (D N + N^2)); on K labels of each segment, [last position,
-    duration], O(T (D K)^2), or O(T D K r) with a `LowRank` transition.
+    On all labels log Z costs O(T (D N + N^2)), or O(T N (D + r)) with ranks; on K labels of each
+    segment, [last position, duration], O(T (D K)^2), or O(T D K r).
+
+    Args:
+        ranks: whether the transition is given as factors.
+        steps: whether there is a transition for each position.
+        kept: whether each segment has states of its own.
     """
-    (steps, durations), free = tape.site_shape, tape.unary.new_zeros(transition.shape[-1])
-    written = tape.states is None and not tape.ranks
-    if isinstance(transition, Potential) and (written or len(transition.shape) > 2):
-        transition = table_of(transition, of="SemiMarkov")
-    entering, ends = list[Value](), list[Value]()
-    places = _places(steps, durations, tape.device)
-    for place, (starting, ending, ages) in enumerate(places):
-        labels = tape.sites.labels(starting)
-        if place:
-            between = transition
-            if isinstance(between, Tensor) and between.ndim > 2:
-                between = between[..., place - 1, :, :]
-            entering.append(tape.link(ends[-1], between, to=labels))
-        else:
-            entering.append(tape.lookup(free, to=labels))
-        segments = tape.as_alternatives(tape.sites.leaf(ending))
-        ends.append(tape.merge((segments, tape.as_alternatives(entering[-durations:], ages))))
-    if lengths is None:
-        return ends[-1] if ends else tape.one
-    totals = [tape.one, *map(tape.sum, ends)]
-    return tape.choose(totals, tape.lengths(lengths, steps))
-
-
-@remembered(16)
-def _places(steps: int, durations: int, device: torch.device) -> list[tuple[Tensor, ...]]:
-    """The sites that start at each position, those that end there by duration, and their ages."""
-    reach = torch.arange(durations, device=device)
-    starting = reach * durations + reach
-    places = list[tuple[Tensor, ...]]()
-    for place in range(steps):
-        ages = reach[: place + 1].flip(0)
-        begun = starting[: steps - place] + place * durations
-        places.append((begun, place * durations + ages, ages))
-    return places
+    declared: dict[str, Input | Lengths] = {"unary": Input("T D N")}
+    if ranks:
+        declared |= {"left": Input("N R"), "right": Input("N R")}
+    else:
+        declared["transition"] = Input("T-1 N N" if steps else "N N")
+    declared["lengths"] = Lengths("T")
+    if kept:
+        rules = """
+            ends[t, d, n] += unary[t, d, n] if t == d
+            ends[s + d, d, n] += starts[s, d, n] * unary[s + d, d, n]
+            goal += ends[lengths - 1, d, n]
+        """
+        before, after, inside = "ends[s - 1, e, m]", "starts[s, d, n]", " if s < T and d < D"
+    else:
+        rules = """
+            ends[t, n] += unary[t, t, n]
+            ends[t, n] += starts[t - d, n] * unary[t, d, n]
+            goal += ends[lengths - 1, n]
+        """
+        before, after, inside = "ends[s - 1, m]", "starts[s, n]", ""
+    if ranks:
+        rules += f"ranks[s, r] += {before} * left[m, r]\n"
+        rules += f"{after} += ranks[s, r] * right[n, r]{inside}"
+    else:
+        table = "transition[s - 1, m, n]" if steps else "transition[m, n]"
+        rules += f"{after} += {before} * {table}{inside}"
+    return tuple(declared.items()), dedent(rules)
 
 
 def graph_of(segments: Tensor, transition: Tensor, lengths: Tensor) -> FactorGraph:

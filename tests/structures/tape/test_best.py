@@ -11,10 +11,8 @@ from tests.structures.tape.models import PAIRS, Segments, Spans, Tags, draw
 
 def recursions():
     """Structures, and those on two of the states of each site, one of them twice."""
-    for name, (ours, theirs) in PAIRS.items():
+    for name, (ours, _) in PAIRS.items():
         yield name, ours
-        if isinstance(theirs, rg.SemiMarkov):
-            yield f"{name}, the library's", theirs
         shape = (*ours.unary.shape[:-1], 3)
         states = torch.tensor([0, 1, 1]).expand(shape)
         yield f"{name}, kept", ours.restrict(states, draw(*shape, seed=11))
@@ -33,22 +31,11 @@ def test_both_ways_find_the_same_lists(name, by_torch):
     assert bool((ours[:-1] >= ours[1:] - 1e-9).all())
 
 
-def test_lists_of_one_are_the_modes_and_impossible_items_have_none():
-    unary = draw(3, 4, 2, 2)
-    unary[1] = -torch.inf
-    found = rg.SemiMarkov(unary, draw(2, 2, seed=1)).k_best(1)
-    assert (found.scores[0] > -torch.inf).tolist() == [True, False, True]
-    mode = rg.SemiMarkov(unary[::2], draw(2, 2, seed=1)).mode()
-    assert torch.equal(found.segmentations.labels[0, ::2], mode.labels)
-    assert bool((found.segmentations.labels[0, 1] == -1).all())
-
-
 TABLES = {
     "tags": Tags(draw(3, 4, 3), draw(3, 3, seed=1), lengths=torch.tensor([4, 0, 2])),
     "tags, tables of items": Tags(draw(3, 4, 3), draw(3, 3, 3, seed=1)),
     "segments": Segments(draw(3, 4, 2, 2), draw(2, 2, seed=1), lengths=torch.tensor([4, 0, 2])),
     "spans": Spans(draw(3, 4, 4, 2), rg.trees.DenseRules(draw(2, 2, 2, seed=1))),
-    "semi-Markov": rg.SemiMarkov(draw(3, 4, 2, 2), draw(3, 3, 2, 2, seed=1)),
     "one site": Tags(draw(3, 1, 3), draw(3, 3, seed=1)),
     "one state": Segments(draw(3, 1, 1, 1), draw(1, 1, seed=1)),
 }
@@ -67,9 +54,6 @@ def test_scores_are_those_of_the_configurations_and_so_are_their_gradients(name,
     found = fresh.k_best(k)
     there = found.scores > -torch.inf
     configurations, _ = vars(found).values()
-    if name == "semi-Markov":
-        labels, starts = vars(configurations).values()
-        configurations = rg.Segmentation(labels.clamp(min=0), starts)
     again = torch.where(there, fresh.score(configurations), -torch.inf)
     by_lists = by_torch(lambda: fresh.k_best(k)).scores
     torch.testing.assert_close(found.scores, again)

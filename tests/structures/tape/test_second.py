@@ -10,7 +10,7 @@ from torch.autograd.functional import hessian, jacobian
 from torch.testing import assert_close
 
 import rdpgraph as rg
-from tests.structures.tape.models import Tags, draw
+from tests.structures.tape.models import Segments, Tags, draw
 from tests.structures.tape.test_machine import (
     INF,
     MODELS,
@@ -85,7 +85,7 @@ def test_gradients_of_losses_are_those_of_torch(name, kind, spread, by_torch):
 
 @pytest.mark.parametrize("kind", QUESTIONS)
 @pytest.mark.parametrize("spread", [1.0, 100.0])
-@pytest.mark.parametrize("name", ["walk", "steps of items", "plain spans", "semi-Markov"])
+@pytest.mark.parametrize("name", ["walk", "steps of items", "plain spans", "segments"])
 def test_gradients_of_losses_are_differences(name, kind, spread):
     one, two = scaled(MODELS[name], spread)
     inputs = [part.requires_grad_() for part in (*leaves(one), *leaves(two))]
@@ -134,7 +134,7 @@ def test_faint_entries_are_exact(name, low, by_torch):
     unary[..., 0], table[0], trees[..., 0], rules[:, 0] = -INF, -low, -INF, -low
     model = {
         "tags": lambda: Tags(unary, table),
-        "steps": lambda: rg.SemiMarkov(unary.unsqueeze(2), table),
+        "steps": lambda: Segments(unary.unsqueeze(2), table),
         "spans": lambda: rg.Hypertree(trees, rg.trees.DenseRules(rules)),
         "pairs": lambda: Joints(
             torch.tensor([[[-INF, 0.3], [0.1, -INF], [0.5, -0.5]]]),
@@ -195,7 +195,7 @@ def test_jacobians_are_those_of_torch(vectorize, by_torch):
 
 def test_threads_and_items_one_by_one_agree():
     before, found = torch.get_num_threads(), []
-    model = rg.SemiMarkov(draw(5, 9, 4, 20), draw(20, 20), lengths=torch.tensor([9, 1, 0, 8, 5]))
+    model = Segments(draw(5, 9, 4, 20), draw(20, 20), lengths=torch.tensor([9, 1, 0, 8, 5]))
     try:
         for threads in (1, 2):
             torch.set_num_threads(threads)
@@ -204,7 +204,7 @@ def test_threads_and_items_one_by_one_agree():
         torch.set_num_threads(before)
     assert_close(*found)
     for item, length in enumerate(model.lengths):
-        alone = rg.SemiMarkov(model.unary[item], model.transition, lengths=length)
+        alone = Segments(model.unary[item], model.transition, lengths=length)
         value, single, *_ = of_losses(alone, alone, "entropy")
         assert_close((value, single), (found[0][0][item], found[0][1][item]))
 
