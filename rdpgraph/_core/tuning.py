@@ -247,6 +247,8 @@ QUICK_MATCHING = 64
 """Log-values of a sweep over matchings for which no other order is tried."""
 FEWEST_SITES, MOST_PADDED = 3, 2
 """Variables of a chain in a graph, fewer being contracted as fast; most sites for each of them."""
+ROWS_BESIDE = 8
+"""Rows of evidence that are solved side by side where they lack the same, as in `rows.h`."""
 MOST_OFFSETS = 16
 """Offsets of a band for which a recurrence is written out, one rule each."""
 

@@ -24,7 +24,7 @@ _FUNCTIONS = {
     "entropies": {"entropy": (8, 3, 0, 1), "pullback": (10, 3, 0, 1)},
     "graphs": {
         "circuit_compile": (5, 3, 1, 0),
-        "rows": (9, 3, 1, 1),
+        "rows": (9, 3, 2, 1),
         "search_order": (11, 4, 3, 0),
         "search_solve": (12, 3, 0, 1),
         "trws_sweeps": (8, 3, 2, 2),

@@ -160,9 +160,15 @@ class RowsSolution(Delegate):
         given = (self._integers, self._reals, targets, observed, weights, log_z, marginals, counts)
         pointers = [0 if part is None else part.data_ptr() for part in (*given, cells)]
         entries = 0 if counts is None else counts.numel()
+        counted = len(observed), entries, stride
         used = threads(len(observed) * self.graph.num_variables * tuning.ROW_VARIABLE)
-        function("rows", dtype)(*pointers, len(observed), entries, stride, tuning.LARGE_BLOCK, used)
+        function("rows", dtype)(*pointers, *counted, tuning.LARGE_BLOCK, self.cells_beside, used)
         return log_z
+
+    @property
+    def cells_beside(self) -> float:
+        """The most cells of rows that a thread solves side by side, of 16 bytes each."""
+        return min(tuning.CACHE_BLOCK / 8, self.memory / (64 * torch.get_num_threads()))
 
     @cached_property
     def observed(self) -> Tensor:
@@ -302,7 +308,8 @@ def planned_rows(
         return None
     work = count * (mean + tuning.ROW_VARIABLE * float(gaps.double().mean()))
     element = torch.finfo(graph.dtype).bits / 8
-    peak = 16.0 * most * threads(work)
+    rows = tuning.ROWS_BESIDE if tuning.ROWS_BESIDE * most <= solution.cells_beside else 1
+    peak = 16.0 * rows * most * threads(work)
     plan = Plan(
         route="contraction",
         why=f"each of {count:,} rows by itself, over the variables that it lacks",

@@ -224,3 +224,35 @@ def test_second_derivatives_go_row_by_row():
     pairs = zip(squares(posterior.log_partition), squares(torch.stack(alone)), strict=True)
     for own, other in pairs:
         torch.testing.assert_close(own, other)
+
+
+@pytest.mark.parametrize(("scale", "zeros"), [(1.0, 0.2), (300.0, 0.0), (400.0, 0.3)])
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
+def test_rows_that_lack_the_same_are_answered_as_each_alone(scale, zeros, dtype):
+    """Side by side in blocks, the last of which is not full; some are solved in logarithms."""
+    values = [table.to(dtype).requires_grad_() for table in tables(11, scale, zeros)]
+    graph, generator = graph_of(values), torch.Generator().manual_seed(2)
+    seen = torch.stack([torch.randint(v.size, (29,), generator=generator) for v in graph.variables])
+    seen[:, :2], seen[1, 2:], seen[3, 2:], seen[5, 20:] = -1, -1, -1, -1
+    rows = graph.condition(dict(zip(graph.variables, seen, strict=True)))
+    posterior = rg.infer(rows)
+    assert "by itself" in posterior.plan.why
+    alone = [graph.condition(dict(zip(graph.variables, row, strict=True))) for row in seen.T]
+    each = [rg.infer(one, scheduler=WHOLE) for one in alone]
+    log_z = torch.stack([one.log_partition for one in each])
+    near = {"rtol": 1e-9, "atol": 1e-9} if dtype == torch.float64 else {"rtol": 1e-4, "atol": 1e-4}
+    torch.testing.assert_close(posterior.log_partition, log_z, **near)
+    marginals = posterior.marginals()
+    for variable in graph.variables:
+        wanted = torch.stack([one.marginal(variable) for one in each])
+        torch.testing.assert_close(marginals[variable], wanted, **near)
+    for scope in SCOPES:
+        own = tuple(graph.variables[v] for v in scope)
+        wanted = torch.stack([one.factor_marginal(own) for one in each])
+        torch.testing.assert_close(posterior.factor_marginal(own), wanted, **near)
+    weights = torch.arange(29.0).to(dtype)
+    found = []
+    for values_of in (posterior.log_partition, log_z):
+        total = (torch.where(values_of > -math.inf, values_of, 0.0) * weights).sum()
+        found.append(torch.autograd.grad(total, values, retain_graph=True))
+    torch.testing.assert_close(*found, **near)

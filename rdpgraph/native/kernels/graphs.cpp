@@ -19,9 +19,9 @@ void circuit_compile(const int32_t* literals, const int64_t* starts, const int32
   void rows_##name(const int64_t* integers, const double* reals, const int64_t* targets,          \
                    const int64_t* observed, const double* weights, double* log_z, Real* marginals, \
                    double* counts, double* cells, int64_t rows, int64_t entries, int64_t stride,  \
-                   double most, int threads) {                                                    \
+                   double most, double beside, int threads) {                                     \
     rows_of_evidence<Real>(Tables(integers, reals, targets), observed, weights, log_z, marginals, \
-                           counts, cells, rows, entries, stride, most, threads);                  \
+                           counts, cells, rows, entries, stride, most, beside, threads);          \
   }
 ROWS(float, float)
 ROWS(double, double)

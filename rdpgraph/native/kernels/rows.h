@@ -1,5 +1,7 @@
 // Rows of evidence, each by itself: log Z, marginals and expected counts of tables, by bucket
-// elimination over the variables that a row lacks, in an order found for it.
+// elimination over the variables that a row lacks, in an order found for it. Rows in turn that lack the
+// same variables are solved side by side: cell i of a table of a block of L rows has the places i L to
+// i L + L - 1, one for each row.
 //
 // Dechter (1999), Bucket elimination: a unifying framework for reasoning. A bucket's table, over the
 // variable it eliminates and its separator, becomes that of the variable given the separator by a
@@ -65,30 +67,31 @@ struct Near {
   }
 };
 
-// One thread's work on rows: the layout of one row at a time, kept where the next row lacks the same.
+// One thread's work on rows: the layout of a block of rows, kept where the next ones lack the same.
 struct Eliminator {
   static constexpr int64_t kRun = 8, kBlock = 128;  // cells of a loop
+  static constexpr int kLanes = 8;                  // rows of a block
   enum Outcome { kSolved, kImpossible, kDoubtful };
   struct Bucket {
     int variable, parent, factor, child, sibling;  // heads of lists, and the next one of a list
     int64_t dims, count, cells, table, message;    // the places of dims, entries, sums
-    double peak, least;                            // of the message, in its scale
+    double peak[kLanes], least[kLanes];            // of the message, in its scale, of each row
   };
 
   const Tables& m;
   const Near& shared;
-  double most;
+  double most, beside;  // cells of a row, and of all rows of a block
 
-  std::vector<int> seen, before, place, dims, next, constant, merged;
+  std::vector<int> seen, before, place, dims, next, constant, merged;  // seen: (rows, variables)
   std::vector<std::vector<int>> near;
   std::vector<double> weight, tables, messages, sums, totals;
   std::vector<int> inner, outer;
   std::vector<int64_t> stride;
   std::vector<Bucket> buckets;
-  double cells = 0.0;
+  double cells = 0.0, shift = 0.0;  // shift: the sum of the peaks of factors in buckets
 
-  Eliminator(const Tables& tables_, const Near& near_, double most_)
-      : m(tables_), shared(near_), most(most_), seen(m.variables), place(m.variables),
+  Eliminator(const Tables& tables_, const Near& near_, double most_, double beside_)
+      : m(tables_), shared(near_), most(most_), beside(beside_), seen(kLanes * m.variables), place(m.variables),
         next(m.factors), near(m.variables), weight(m.variables), stride(m.variables) {}
 
   double weigh(int v) const {
@@ -98,30 +101,39 @@ struct Eliminator {
   }
 
   // The states of a row among those remaining, -1 where missing; false: one is impossible.
-  bool read(const int64_t* row) {
-    std::fill(seen.begin(), seen.end(), -1);
+  bool read(const int64_t* row, int lane) {
+    int* to = seen.data() + lane * m.variables;
+    std::fill(to, to + m.variables, -1);
     for (int64_t v = 0; v < m.declared; ++v) {
       if (row[v] < 0) continue;
       const int64_t state = m.left[m.begins[v] + row[v]];
       if (state < 0) return false;
-      if (m.active[v] >= 0) seen[m.active[v]] = int(state);
+      if (m.active[v] >= 0) to[m.active[v]] = int(state);
     }
     return true;
   }
 
-  bool alike() const {
-    if (before.size() != seen.size()) return false;
-    for (size_t v = 0; v < seen.size(); ++v)
-      if ((seen[v] < 0) != (before[v] < 0)) return false;
+  // Whether a row lacks the variables of the layout.
+  bool alike(int lane) const {
+    if (before.empty()) return false;
+    const int* now = seen.data() + lane * m.variables;
+    for (int64_t v = 0; v < m.variables; ++v)
+      if ((now[v] < 0) != (before[v] < 0)) return false;
     return true;
+  }
+
+  // Makes a row the first of a block.
+  void begin_with(int lane) {
+    const int* from = seen.data() + lane * m.variables;
+    if (lane) std::copy(from, from + m.variables, seen.data());
   }
 
   // Buckets of the variables that a row lacks, those of least weight first; false: too many cells.
   bool lay_out() {
-    if (alike()) return cells <= most;
-    before = seen;
+    if (alike(0)) return cells <= most;
+    before.assign(seen.begin(), seen.begin() + m.variables);
     buckets.clear(), dims.clear(), constant.clear();
-    cells = 0.0;
+    cells = shift = 0.0;
     std::priority_queue<std::pair<double, int>, std::vector<std::pair<double, int>>,
                         std::greater<std::pair<double, int>>> queue;
     for (int v = 0; v < int(m.variables); ++v) {
@@ -142,7 +154,7 @@ struct Eliminator {
       place[v] = int(buckets.size());
       const int64_t entries = int64_t(least), first = int64_t(dims.size());
       buckets.push_back({v, -1, -1, -1, -1, first, int64_t(near[v].size()) + 1, entries,
-                         int64_t(cells) - entries, sums_used, 0.0, 0.0});
+                         int64_t(cells) - entries, sums_used, {}, {}});
       sums_used += entries / m.sizes[v];
       dims.push_back(v);
       dims.insert(dims.end(), near[v].begin(), near[v].end());
@@ -156,9 +168,10 @@ struct Eliminator {
         queue.emplace(weight[u] = weigh(u), u);
       }
     }
-    tables.resize(std::max(tables.size(), size_t(cells)));
-    messages.resize(std::max(messages.size(), size_t(sums_used)));
-    sums.resize(std::max(sums.size(), size_t(sums_used)));
+    const size_t rows = side_by_side() ? kLanes : 1;
+    tables.resize(std::max(tables.size(), rows * size_t(cells)));
+    messages.resize(std::max(messages.size(), rows * sums_used));
+    sums.resize(std::max(sums.size(), rows * sums_used));
     for (size_t k = buckets.size(); k-- > 0;) {
       Bucket& bucket = buckets[k];
       const auto begin = dims.begin() + bucket.dims;
@@ -179,10 +192,14 @@ struct Eliminator {
       } else {
         next[f] = buckets[home].factor;
         buckets[home].factor = int(f);
+        shift += m.peaks[f];
       }
     }
     return true;
   }
+
+  // Whether several rows of the layout are solved side by side.
+  bool side_by_side() const { return kLanes * cells <= beside; }
 
   // The cells of all buckets, and those of the largest.
   void measure(double* to) {
@@ -192,15 +209,26 @@ struct Eliminator {
     for (const Bucket& bucket : buckets) to[1] = std::max(to[1], double(bucket.cells));
   }
 
-  // A factor's entry at the states that a row has; strides of those it lacks, where asked for.
-  int64_t entry(int64_t f, bool strides) {
+  // A factor's entry at the states that a row has.
+  int64_t entry(int64_t f, int lane) const {
     int64_t at = 0;
+    const int* states = seen.data() + lane * m.variables;
     for (int64_t i = m.starts[f]; i < m.starts[f + 1]; ++i) {
-      const int64_t v = m.scopes[i];
-      if (seen[v] >= 0) at += seen[v] * shared.strides[i];
-      else if (strides) stride[v] = shared.strides[i];
+      const int state = states[m.scopes[i]];
+      if (state > 0) at += state * shared.strides[i];
     }
     return at;
+  }
+
+  // Sets the strides of the variables of a factor that rows lack; whether they have none of it.
+  bool set_strides(int64_t f) {
+    bool none = true;
+    for (int64_t i = m.starts[f]; i < m.starts[f + 1]; ++i) {
+      const int64_t v = m.scopes[i];
+      if (seen[v] >= 0) none = false;
+      else stride[v] = shared.strides[i];
+    }
+    return none;
   }
 
   // Strides of the sums of a bucket, over its separator.
@@ -245,25 +273,53 @@ struct Eliminator {
     for (const int* v = first; v != last; ++v) stride[*v] = 0;
   }
 
-  template <bool kLogs>
-  void multiply(const Bucket& bucket, const double* from) {
-    double* table = tables.data() + bucket.table;
+  // Multiplies the table of a bucket by a factor, whose strides are set, at the states of each row.
+  template <bool kLogs, int L>
+  void multiply_factor(const Bucket& bucket, int64_t f, bool none) {
+    double* table = tables.data() + L * bucket.table;
+    const double* values = (kLogs ? m.logs : m.values) + m.offsets[f];
+    if (L == 1 || none) {
+      values += entry(f, 0);
+      walk(bucket, [=](int64_t i, int64_t j) {
+        const double value = values[j];
+        for (int l = 0; l < L; ++l) {
+          if (kLogs) table[i * L + l] += value;
+          else table[i * L + l] *= value;
+        }
+      });
+      return;
+    }
+    const double* from[L];
+    for (int l = 0; l < L; ++l) from[l] = values + entry(f, l);
     walk(bucket, [=](int64_t i, int64_t j) {
-      if (kLogs) table[i] += from[j];
-      else table[i] *= from[j];
+      for (int l = 0; l < L; ++l) table[i * L + l] *= from[l][j];
+    });
+  }
+
+  // Multiplies the table of a bucket by the sums of one below it.
+  template <bool kLogs, int L>
+  void multiply_message(const Bucket& bucket, const Bucket& child) {
+    double* table = tables.data() + L * bucket.table;
+    const double* from = messages.data() + L * child.message;
+    separate(child);
+    walk(bucket, [=](int64_t i, int64_t j) {
+      for (int l = 0; l < L; ++l) {
+        if (kLogs) table[i * L + l] += from[j * L + l];
+        else table[i * L + l] *= from[j * L + l];
+      }
     });
   }
 
   // Sums over the variable of a bucket, with their peak and least entry; in logarithms as they are.
-  template <bool kLogs>
+  template <bool kLogs, int L>
   void sum(Bucket& bucket) {
-    const int64_t size = m.sizes[bucket.variable], length = bucket.cells / size;
-    const double* table = tables.data() + bucket.table;
-    double* to = messages.data() + bucket.message;
+    const int64_t size = m.sizes[bucket.variable], length = bucket.cells / size * L;
+    const double* table = tables.data() + L * bucket.table;
+    double* to = messages.data() + L * bucket.message;
     std::copy(table, table + length, to);
-    double peak = to[0];
     for (int64_t s = 1; s < size; ++s) {
       const double* row = table + s * length;
+#pragma GCC ivdep
       for (int64_t i = 0; i < length; ++i)
         to[i] = kLogs ? std::max(to[i], row[i]) : to[i] + row[i];
     }
@@ -275,67 +331,93 @@ struct Eliminator {
         to[i] += std::log(total);
       }
     }
-    for (int64_t i = 0; i < length; ++i) peak = std::max(peak, to[i]);
-    bucket.peak = peak;
+    double peak[L], scale[L], least[L];
+    for (int l = 0; l < L; ++l) peak[l] = to[l];
+    for (int64_t i = 0; i < length; i += L)
+      for (int l = 0; l < L; ++l) peak[l] = std::max(peak[l], to[i + l]);
+    for (int l = 0; l < L; ++l) bucket.peak[l] = peak[l];
     if (kLogs) return;
-    double least = 1.0;
-    const double scale = peak > 0.0 ? 1.0 / peak : 0.0;
-    for (int64_t i = 0; i < length; ++i) {
-      to[i] *= scale;
-      if (to[i] > 0.0 && to[i] < least) least = to[i];
+    for (int l = 0; l < L; ++l) scale[l] = peak[l] > 0.0 ? 1.0 / peak[l] : 0.0, least[l] = 1.0;
+    for (int64_t i = 0; i < length; i += L) {
+      for (int l = 0; l < L; ++l) {
+        const double value = to[i + l] *= scale[l];
+        least[l] = value > 0.0 && value < least[l] ? value : least[l];
+      }
     }
-    bucket.least = least;
+    for (int l = 0; l < L; ++l) bucket.least[l] = least[l];
   }
 
-  template <bool kLogs>
-  Outcome up(double& log_z) {
-    log_z = 0.0;
-    for (int f : constant) log_z += m.logs[m.offsets[f] + entry(f, false)];
-    if (log_z == -kInfinite) return kImpossible;
-    for (Bucket& bucket : buckets) {
-      double* table = tables.data() + bucket.table;
-      std::fill(table, table + bucket.cells, kLogs ? 0.0 : 1.0);
-      double least = 1.0;
-      for (int f = bucket.factor; f >= 0; f = next[f]) {
-        const int64_t at = m.offsets[f] + entry(f, true);
-        multiply<kLogs>(bucket, (kLogs ? m.logs : m.values) + at);
-        least *= m.least[f];
-        if (!kLogs) log_z += m.peaks[f];
-      }
-      for (int c = bucket.child; c >= 0; c = buckets[c].sibling) {
-        separate(buckets[c]);
-        multiply<kLogs>(bucket, messages.data() + buckets[c].message);
-        least *= buckets[c].least;
-      }
-      if (!kLogs && !(least > 1e-290)) return kDoubtful;
-      sum<kLogs>(bucket);
-      if (bucket.peak == (kLogs ? -kInfinite : 0.0)) return kImpossible;
-      if (!kLogs) log_z += std::log(bucket.peak);
-      else if (bucket.parent < 0) log_z += bucket.peak;
+  // Log Z of the first `rows` rows of a block, and how each came out. In logarithms of one row.
+  template <bool kLogs, int L>
+  void up(int rows, double* log_z, Outcome* outcome) {
+    double scale[L];
+    for (int l = 0; l < L; ++l) {
+      log_z[l] = kLogs ? 0.0 : shift, scale[l] = 1.0, outcome[l] = kSolved;
+      for (int f : constant) log_z[l] += m.logs[m.offsets[f] + entry(f, l)];
+      if (log_z[l] == -kInfinite) outcome[l] = kImpossible;
     }
-    return kSolved;
+    for (Bucket& bucket : buckets) {
+      double* table = tables.data() + L * bucket.table;
+      std::fill(table, table + L * bucket.cells, kLogs ? 0.0 : 1.0);
+      double each = 1.0, least[L];
+      for (int f = bucket.factor; f >= 0; f = next[f]) {
+        multiply_factor<kLogs, L>(bucket, f, set_strides(f));
+        each *= m.least[f];
+      }
+      for (int l = 0; l < L; ++l) least[l] = each;
+      for (int c = bucket.child; c >= 0; c = buckets[c].sibling) {
+        multiply_message<kLogs, L>(bucket, buckets[c]);
+        for (int l = 0; l < L; ++l) least[l] *= buckets[c].least[l];
+      }
+      sum<kLogs, L>(bucket);
+      for (int l = 0; l < rows; ++l) {
+        if (outcome[l] != kSolved) continue;
+        const double peak = bucket.peak[l];
+        if (!kLogs && !(least[l] > 1e-290)) {
+          outcome[l] = kDoubtful;
+        } else if (peak == (kLogs ? -kInfinite : 0.0)) {
+          outcome[l] = kImpossible;
+        } else if (kLogs) {
+          if (bucket.parent < 0) log_z[l] += peak;
+        } else {
+          // The product of peaks, of which a logarithm is taken before it leaves the range.
+          if (peak < 1e-100 || !(scale[l] > 1e-150 && scale[l] < 1e150)) {
+            log_z[l] += std::log(scale[l]) + std::log(peak);
+            scale[l] = 1.0;
+          } else {
+            scale[l] *= peak;
+          }
+        }
+      }
+    }
+    for (int l = 0; l < rows; ++l) log_z[l] += std::log(scale[l]);
   }
 
   // Tables become joint probabilities, roots first.
-  template <bool kLogs>
+  template <bool kLogs, int L>
   void down() {
     for (size_t k = buckets.size(); k-- > 0;) {
       const Bucket& bucket = buckets[k];
-      const int64_t length = bucket.cells / m.sizes[bucket.variable];
-      double *table = tables.data() + bucket.table, *above = sums.data() + bucket.message;
-      const double* given = messages.data() + bucket.message;
+      const int64_t length = bucket.cells / m.sizes[bucket.variable] * L;
+      double *table = tables.data() + L * bucket.table, *above = sums.data() + L * bucket.message;
+      const double* given = messages.data() + L * bucket.message;
       std::fill(above, above + length, bucket.parent < 0 ? 1.0 : 0.0);
       if (bucket.parent >= 0) {
         const Bucket& parent = buckets[bucket.parent];
-        const double* joint = tables.data() + parent.table;
+        const double* joint = tables.data() + L * parent.table;
         separate(bucket);
-        walk(parent, [=](int64_t i, int64_t j) { above[j] += joint[i]; });
+        walk(parent, [=](int64_t i, int64_t j) {
+          for (int l = 0; l < L; ++l) above[j * L + l] += joint[i * L + l];
+        });
       }
-      if (!kLogs)
-        for (int64_t i = 0; i < length; ++i)
-          above[i] = given[i] > 0.0 ? above[i] / (given[i] * bucket.peak) : 0.0;
+      if (!kLogs) {
+        for (int64_t i = 0; i < length; i += L)
+          for (int l = 0; l < L; ++l)
+            above[i + l] = given[i + l] > 0.0 ? above[i + l] / (given[i + l] * bucket.peak[l]) : 0.0;
+      }
       for (int64_t s = 0; s < m.sizes[bucket.variable]; ++s) {
         double* row = table + s * length;
+#pragma GCC ivdep
         for (int64_t i = 0; i < length; ++i) {
           if (!kLogs) row[i] *= above[i];
           else row[i] = above[i] > 0.0 ? std::exp(row[i] - given[i]) * above[i] : 0.0;
@@ -344,16 +426,8 @@ struct Eliminator {
     }
   }
 
-  Outcome run(double& log_z, bool back) {
-    Outcome outcome = up<false>(log_z);
-    const bool logs = outcome == kDoubtful;
-    if (logs) outcome = up<true>(log_z);
-    if (back && outcome == kSolved) logs ? down<true>() : down<false>();
-    return outcome;
-  }
-
-  template <typename Real>
-  void marginals(const int64_t* row, Real* to) {
+  template <int L, typename Real>
+  void marginals(const int64_t* row, int lane, Real* to) {
     for (int64_t v = 0; v < m.declared; ++v) {
       if (row[v] >= 0) {
         to[m.begins[v] + row[v]] = 1;
@@ -363,11 +437,11 @@ struct Eliminator {
     }
     for (const Bucket& bucket : buckets) {
       const int64_t size = m.sizes[bucket.variable], length = bucket.cells / size;
-      const double* table = tables.data() + bucket.table;
+      const double* table = tables.data() + L * bucket.table + lane;
       totals.assign(size, 0.0);
       double total = 0.0;
       for (int64_t s = 0; s < size; ++s) {
-        for (int64_t i = 0; i < length; ++i) totals[s] += table[s * length + i];
+        for (int64_t i = 0; i < length; ++i) totals[s] += table[(s * length + i) * L];
         total += totals[s];
       }
       const int64_t* columns = m.columns + m.firsts[bucket.variable];
@@ -376,53 +450,126 @@ struct Eliminator {
     }
   }
 
-  // Adds the probabilities of the entries of factors, times a weight.
-  void count(double by, double* to) {
+  // Adds the probabilities of the entries of factors, times the weight of each row, 0 for none; of all
+  // rows to one place, or of each a `stride` further.
+  template <int L>
+  void count(const double* by, double* to, int64_t stride_of_rows) {
     for (int f : constant)
-      if (m.targets[f] >= 0) to[m.targets[f] + entry(f, false)] += by;
+      for (int l = 0; l < L; ++l)
+        if (m.targets[f] >= 0 && by[l] != 0.0)
+          to[l * stride_of_rows + m.targets[f] + entry(f, l)] += by[l];
     for (const Bucket& bucket : buckets) {
-      const double* table = tables.data() + bucket.table;
+      const double* table = tables.data() + L * bucket.table;
       for (int f = bucket.factor; f >= 0; f = next[f]) {
         if (m.targets[f] < 0) continue;
-        double* counts = to + m.targets[f] + entry(f, true);
-        walk(bucket, [=](int64_t i, int64_t j) { counts[j] += by * table[i]; });
+        const bool none = set_strides(f);
+        if (none && !stride_of_rows) {
+          double* counts = to + m.targets[f];
+          walk(bucket, [=](int64_t i, int64_t j) {
+            double total = 0.0;
+            for (int l = 0; l < L; ++l) total += by[l] * table[i * L + l];
+            counts[j] += total;
+          });
+          continue;
+        }
+        double* counts[L];
+        for (int l = 0; l < L; ++l)
+          counts[l] = to + (by[l] != 0.0 ? l * stride_of_rows : 0) + m.targets[f] + entry(f, l);
+        walk(bucket, [&](int64_t i, int64_t j) {
+          for (int l = 0; l < L; ++l) counts[l][j] += by[l] * table[i * L + l];
+        });
       }
     }
   }
 };
 
-// For each row what it takes where `cells` is given, else log Z, and marginals and counts where given:
-// of all rows together, weighted, or with a `stride` of each.
+// What is asked of rows: log Z, and marginals and counts where given, of all rows together, weighted, or
+// with a `stride` of each.
+template <typename Real>
+struct Asked {
+  const int64_t* observed;
+  const double* weights;
+  double* log_z;
+  Real* marginals;
+  double* counts;
+  int64_t stride;
+};
+
+// Answers `many` rows of one layout from `first` on, those in doubt one by one in logarithms.
+template <int L, typename Real>
+void answer_block(Eliminator& solver, const Asked<Real>& asked, int64_t first, int many, double* counts) {
+  const Tables& m = solver.m;
+  const int64_t states = m.begins[m.declared];
+  // Places without a row repeat the first one, and count for nothing.
+  for (int l = many; l < L; ++l)
+    std::copy(solver.seen.begin(), solver.seen.begin() + m.variables,
+              solver.seen.begin() + l * m.variables);
+  double log_z[L], by[L];
+  Eliminator::Outcome outcome[L];
+  solver.template up<false, L>(many, log_z, outcome);
+  bool back = false;
+  for (int l = 0; l < L; ++l) {
+    const bool solved = l < many && outcome[l] == Eliminator::kSolved;
+    by[l] = solved && asked.counts ? (asked.stride ? 1.0 : asked.weights[first + l]) : 0.0;
+    back = back || (solved && asked.marginals) || by[l] != 0.0;
+    if (l < many) asked.log_z[first + l] = solved ? log_z[l] : -kInfinite;
+  }
+  if (back) {
+    solver.template down<false, L>();
+    for (int l = 0; asked.marginals && l < many; ++l)
+      if (outcome[l] == Eliminator::kSolved)
+        solver.template marginals<L>(asked.observed + (first + l) * m.declared, l,
+                                     asked.marginals + (first + l) * states);
+    if (asked.counts) solver.template count<L>(by, counts + first * asked.stride, asked.stride);
+  }
+  for (int l = 0; l < many; ++l) {
+    if (outcome[l] != Eliminator::kDoubtful) continue;
+    const int64_t r = first + l, *row = asked.observed + r * m.declared;
+    solver.begin_with(l);
+    solver.template up<true, 1>(1, log_z, outcome + l);
+    if (outcome[l] != Eliminator::kSolved) continue;
+    asked.log_z[r] = log_z[0];
+    const double one = asked.counts ? (asked.stride ? 1.0 : asked.weights[r]) : 0.0;
+    if (!asked.marginals && one == 0.0) continue;
+    solver.template down<true, 1>();
+    if (asked.marginals) solver.template marginals<1>(row, 0, asked.marginals + r * states);
+    if (one != 0.0) solver.template count<1>(&one, counts + r * asked.stride, asked.stride);
+  }
+}
+
+// For each row what it takes where `cells` is given, else what is asked.
 template <typename Real>
 void rows_of_evidence(const Tables& m, const int64_t* observed, const double* weights,
                       double* log_z, Real* marginals, double* counts, double* cells, int64_t rows,
-                      int64_t entries, int64_t stride, double most, int threads) {
+                      int64_t entries, int64_t stride, double most, double beside, int threads) {
   const Near near(m);
-  const int64_t states = m.begins[m.declared];
+  const Asked<Real> asked{observed, weights, log_z, marginals, counts, stride};
   std::vector<std::vector<double>> parts(threads);
   by_items(rows, threads, [&](int64_t first, int64_t last) {
-    Eliminator solver(m, near, most);
+    Eliminator solver(m, near, most, beside);
     std::vector<double>& part = parts[thread_number()];
     if (counts && !stride) part.resize(entries);
+    double* to = stride ? counts : part.data();
     for (int64_t r = first; r < last; ++r) {
-      const int64_t* row = observed + r * m.declared;
-      if (cells) {
-        if (solver.read(row)) solver.measure(cells + 2 * r);
+      if (!solver.read(observed + r * m.declared, 0)) {
+        if (!cells) log_z[r] = -kInfinite;
         continue;
       }
-      log_z[r] = -kInfinite;
-      if (!solver.read(row)) continue;
+      if (cells) {
+        solver.measure(cells + 2 * r);
+        continue;
+      }
       if (!solver.lay_out()) {
         log_z[r] = std::nan("");
         continue;
       }
-      const bool back = marginals || (counts && (stride || weights[r] != 0.0));
-      if (solver.run(log_z[r], back) != Eliminator::kSolved) {
-        log_z[r] = -kInfinite;
-        continue;
-      }
-      if (marginals) solver.marginals(row, marginals + r * states);
-      if (counts && back) solver.count(stride ? 1.0 : weights[r], stride ? counts + r * stride : part.data());
+      int many = 1;
+      while (solver.side_by_side() && many < Eliminator::kLanes && r + many < last &&
+             solver.read(observed + (r + many) * m.declared, many) && solver.alike(many))
+        ++many;
+      if (many > 1) answer_block<Eliminator::kLanes>(solver, asked, r, many, to);
+      else answer_block<1>(solver, asked, r, 1, to);
+      r += many - 1;
     }
   });
   for (const auto& part : parts)
