@@ -13,6 +13,7 @@ A rule says what is multiplied and, by the names on its left, what is summed ove
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import combinations, permutations, product
+from typing import Any
 
 from rdpgraph.errors import ModelError
 from rdpgraph.recurrences.affine import Affine, Facts
@@ -54,12 +55,7 @@ def infer_program(
     sizes = sketch.sizes(rules)
     sizes = _read_alone(sizes, sketch.with_ranges(rules, sizes))
     rules = sketch.with_ranges(rules, sizes)
-    labels = _labels(rules, sizes, goals, sketch.inputs)
-    tables = {
-        table: Table(table, sketch.axes[table], sizes[table], (), Affine()) for table in sizes
-    }
-    tables = _with_domains(tables, rules, sketch, labels)
-    ordered, by_data = _with_orders(name, tables, rules, sketch, labels)
+    labels, ordered, by_data = _with_labels(sketch, sizes, rules, goals)
     _check_beginnings(name, rules)
     ranges, labelled, final = _named_apart(rules, ordered, labels)
     return Program(
@@ -524,15 +520,46 @@ def _at_most(one: Affine, other: Affine) -> bool:
 # ---- labels, domains, orders ----
 
 
-def _labels(
-    drafts: list[_Draft],
-    sizes: Mapping[str, Sequence[Affine]],
+def _with_labels(
+    sketch: _Sketch, sizes: Mapping[str, tuple[Affine, ...]], drafts: list[_Draft],
     goals: Sequence[Read],
-    inputs: Mapping[str, Array],
-) -> set[tuple[int | str, str | int]]:
+) -> tuple[set[tuple[int | str, str | int]], list[Table], list[tuple[str, ...]]]:  # fmt: skip
+    """The labels, and what `_with_orders` makes of the tables.
+
+    An axis in which tables are read at data is one of labels if all else is ordered without it, as
+    where rules of a grammar name the states of their parts; else its places are, as those of nodes.
+    """
+
+    def ordered(labels: set[tuple[int | str, str | int]]) -> Any:
+        tables = {name: Table(name, sketch.axes[name], sizes[name], (), Affine()) for name in sizes}
+        tables = _with_domains(tables, drafts, sketch, labels)
+        return labels, *_with_orders(sketch.owner, tables, drafts, sketch, labels)
+
+    labels = _labels(drafts, sizes, goals, sketch.inputs, placed=False)
+    at_data = [
+        ((read.array, k), {(number, name) for name in at.names})
+        for number, draft in enumerate(drafts)
+        for read in draft.rule.factors
+        for k, at in enumerate(read.index)
+        if isinstance(at, Lookup) and read.array in sizes
+    ]
+    if all(axis in labels and names <= labels for axis, names in at_data):
+        try:
+            return ordered(labels)
+        except ModelError:
+            if not at_data:
+                raise
+    return ordered(_labels(drafts, sizes, goals, sketch.inputs, placed=True))
+
+
+def _labels(
+    drafts: list[_Draft], sizes: Mapping[str, Sequence[Affine]], goals: Sequence[Read],
+    inputs: Mapping[str, Array], *, placed: bool,
+) -> set[tuple[int | str, str | int]]:  # fmt: skip
     """The variables that stand alone wherever they stand: (rule, name) and (table, axis).
 
-    A variable and the axes in whose place it stands are labels together or not at all.
+    A variable and the axes in whose place it stands are labels together or not at all. With
+    ``placed`` axes in which tables are read at data are none.
     """
     parent: dict[tuple[int | str, str | int], tuple[int | str, str | int]] = {}
 
@@ -550,28 +577,52 @@ def _labels(
         for k, axis in enumerate([*draft.ranges][: len(sizes[rule.table])]):
             parent[root((number, axis))] = root((rule.table, k))
         slots |= {(number, name) for name in draft.ranges}
-        for form in (*rule.guards, *rule.equal, *rule.rows):
-            no_labels |= {(number, name) for name in form.names}
+        no_labels |= {(number, name) for row in rule.rows for name in row.names}
+        for form in (*rule.guards, *rule.equal):
+            if not _is_range(form, draft.ranges):
+                no_labels |= {(number, name) for name in form.names}
         for read in rule.factors:
-            if read.array in sizes:  # nor is a place that is data, or what decides it
+            if read.array in sizes and placed:  # nor is what is read at data, or what decides it
                 at_data = [(k, at) for k, at in enumerate(read.index) if isinstance(at, Lookup)]
                 no_labels |= {(read.array, k) for k, _ in at_data}
                 no_labels |= {(number, name) for _, at in at_data for name in at.names}
             dims = sizes[read.array] if read.array in sizes else inputs[read.array].dims
             for k, at in enumerate(read.index):
-                each = [(at, dims[k])]
                 if isinstance(at, Lookup):
                     each = [*zip(at.index, inputs[at.array].dims, strict=True)]
+                else:
+                    each = [(at, dims[k])]
                 for one, size in each:
-                    # Of a dim of another size a label would read past the end, or not all there is.
-                    if one.bare is None or draft.ranges.get(one.bare) != size:
+                    own = read.array in sizes and isinstance(at, Affine)
+                    part = read.array in inputs and isinstance(at, Affine)
+                    if not _is_label(one, size, draft.ranges, part=part):
                         no_labels |= {(number, name) for name in one.names}
-                        if read.array in sizes:
+                        if own:
                             no_labels.add((read.array, k))
-                    elif read.array in sizes and isinstance(at, Affine):
-                        parent[root((number, one.bare))] = root((read.array, k))
+                    elif own:
+                        parent[root((number, one.bare or ""))] = root((read.array, k))
     lost = {root(slot) for slot in no_labels}
     return {slot for slot in slots if root(slot) not in lost}
+
+
+def _is_label(at: Affine, size: Affine, ranges: Mapping[str, Affine], *, part: bool) -> bool:
+    """Return whether an index is that of a label: a variable with all of a dim as its range.
+
+    With ``part`` a part of the dim will do, as the states from N on that ``q + N`` reads.
+    """
+    names = [name for name in at.names if not is_size(name)]
+    if len(names) != 1 or at.coefficient(names[0]) != 1 or names[0] not in ranges:
+        return False
+    start, (name,) = at - names[0], names
+    if not part:
+        return not start.terms and not start.constant and ranges[name] == size
+    return _at_most(Affine(), start) and _at_most(ranges[name] + start, size)
+
+
+def _is_range(form: Affine, ranges: Mapping[str, Affine]) -> bool:
+    """Return whether a condition says no more than how far a variable goes."""
+    names = [name for name in form.names if name in ranges]
+    return len(names) == 1 and form == ranges[names[0]] - 1 - names[0]
 
 
 def _with_domains(

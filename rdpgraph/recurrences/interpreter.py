@@ -62,6 +62,7 @@ class _TableRead:
     Attributes:
         rows: numbers of rows, for steps one below the other; a slice where they are in sequence.
         names, sizes: of the dims that the rows have, before those of labels.
+        labels: the names of their dims, or what is looked up in their place.
     """
 
     table: str
@@ -70,7 +71,7 @@ class _TableRead:
     rows: Tensor | slice
     names: tuple[str, ...]
     sizes: tuple[int, ...]
-    labels: tuple[str, ...]
+    labels: tuple[str | Lookup, ...]
 
 
 @dataclass(frozen=True, eq=False)
@@ -166,12 +167,23 @@ class Layout:
         return [name for name in rule.over if name not in self.program.labels]
 
     def gathered(self, rule: Rule, factor: Read) -> tuple[list[Affine | Lookup], list[int]]:
-        """The indices of an input by step, places, loops and labels; which are labels alone."""
+        """The indices of an input by step, places, loops and labels; which are labels alone.
+
+        A label that reads a part of a dim is not among these.
+        """
         shape, labels = self.shapes[rule.table], self.program.labels
+        array = self.program.by_name[factor.array]
+        assert isinstance(array, Array)
         moves = shape.coordinates() if shape.solved else {}
         at = [form.substitute(moves) for form in factor.index]
         bare = [form.bare for form in at]
-        kept = [k for k, name in enumerate(bare) if name in labels and bare.count(name) == 1]
+        kept = [
+            k
+            for k, name in enumerate(bare)
+            if name in labels
+            and bare.count(name) == 1
+            and self.program.ranges[name] == array.dims[k]
+        ]
         return at, kept
 
     def gathered_names(self, rule: Rule, factor: Read) -> tuple[str, ...]:
@@ -260,7 +272,8 @@ class Layout:
         flat = rows.reshape(-1)
         in_sequence = bool((np.diff(flat) == 1).all())
         chosen = slice(int(flat[0]), int(flat[0]) + len(flat)) if in_sequence else None
-        labels = tuple(str(at[axis]) for axis in table.axes if axis in self.program.labels)
+        own = [at[axis] for axis in table.axes if axis in self.program.labels]
+        labels = tuple(one if isinstance(one, Lookup) else str(one) for one in own)
         return _TableRead(
             table.name, low, high,
             torch.from_numpy(flat.copy()) if chosen is None else chosen,
@@ -411,7 +424,28 @@ class Run:
         else:
             chosen = pool.index_select(1, read.rows.to(pool.device))
         values = chosen.reshape(len(pool), *read.sizes, *pool.shape[2:])
-        return merge_names(values, (*read.names, *read.labels))
+        values, labels = self._looked_up(values, read.labels)
+        return merge_names(values, (*read.names, *labels))
+
+    def _looked_up(
+        self, values: Tensor, labels: Sequence[str | Lookup]
+    ) -> tuple[Tensor, list[str]]:
+        """Values with the entries that data name in place of some labels; the names of labels."""
+        names, first = list[str](), values.ndim - len(labels)
+        for label in labels:
+            if isinstance(label, str):
+                names.append(label)
+                continue
+            data, dim = self.whole[label.array], first + len(names)
+            if len(data) == 1:
+                values = values.index_select(dim, data.reshape(-1))
+            else:  # each item has its own
+                ones = [1] * (values.ndim - dim - 1)
+                index = data.reshape(len(data), *[1] * (dim - 1), -1, *ones)
+                values = values.expand(len(data), *values.shape[1:]).take_along_dim(index, dim)
+            values = values.unflatten(dim, data.shape[1:])
+            names += [str(at) for at in label.index]
+        return values, names
 
     # ---- inputs ----
 

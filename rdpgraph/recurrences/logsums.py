@@ -1274,7 +1274,10 @@ def log_partition(
 
 
 def _is_listed(program: Program, logs: Mapping[str, Tensor], sizes: Mapping[str, int]) -> bool:
-    """Return whether operations can be listed: of real logs on a device that has float64."""
+    """Return whether operations can be listed: of real logs on a device that has float64.
+
+    What data look up in tables is not listed.
+    """
     return (
         bool(logs)
         and not program.is_listed
@@ -1282,6 +1285,7 @@ def _is_listed(program: Program, logs: Mapping[str, Tensor], sizes: Mapping[str,
         and all(x.is_floating_point() and x.device.type != "mps" for x in logs.values())
         and not is_transformed()
         and all(shape_of(program, table, sizes).is_plain for table in program.tables)
+        and not any(program.table(read.array) for read, _, _ in program.lookups)
     )
 
 

@@ -250,7 +250,16 @@ class _Lowering:
     def _labels_of(self, read: Read) -> list[str]:
         """The labels by which an entry is read, in the order of its index."""
         parts = [p for at in read.index for p in (at.index if isinstance(at, Lookup) else (at,))]
-        return [*dict.fromkeys(part.bare for part in parts if part.bare in self.labels)]
+        found = [self._label_of(part) for part in parts]
+        return [*dict.fromkeys(label for label in found if label is not None)]
+
+    def _label_of(self, at: Affine | Lookup) -> str | None:
+        """The label that an index is, perhaps plus a number, as where states begin at N."""
+        return next((name for name in at.names if name in self.labels), None)
+
+    def _is_same(self, matrix: Read) -> bool:
+        """Whether a matrix is the same at all places: it has no variables but labels."""
+        return matrix.names.isdisjoint({*self.ranges} - self.labels)
 
     # ---- sums over labels become stages of their own ----
 
@@ -297,7 +306,7 @@ class _Lowering:
             # Labels that are summed over next come first, so that those left lie side by side.
             after.sort(key=lambda name: name not in over)
             if after and len(inner) > 1:
-                key = matrix.array in self.places, not matrix.names <= self.labels, number
+                key = matrix.array in self.places, not self._is_same(matrix), number
                 found.append((key, matrix, tuple(after)))
         if not found:
             return _Term(Kind.OVER, tuple(inner), None, (label,), ())
@@ -331,7 +340,7 @@ class _Lowering:
         # A link of one table by one matrix that several rules read is made once.
         shared = (
             term.kind == Kind.LINK and len(inner) == 1 and read is not None and not moving
-            and read is not matrix and matrix is not None and matrix.names <= self.labels
+            and read is not matrix and matrix is not None and self._is_same(matrix)
             and sum(self._links(one, read.array, matrix.array) for one in self.program.rules) > 1
         )  # fmt: skip
         name = f"{rule.table}.{len(self.hoisted)}"
@@ -359,9 +368,7 @@ class _Lowering:
         else:
             if len(tables) != 1 or read is None or read is matrix:
                 raise UnloweredError(f"{rule.text} has a sum over labels of no table's places")
-            labels = tuple(
-                at for at in read.index if isinstance(at, Affine) and at.bare in self.labels
-            )
+            labels = tuple(at for at in read.index if self._label_of(at) is not None)
             key = (read.array, matrix, before, term.after, labels) if shared else None
             index = self._reading(read, term)
             if key is not None and key in self.known:
@@ -638,7 +645,7 @@ class _Lowering:
         for at, size in zip(read.index, self._array(read.array).dims, strict=True):
             if isinstance(at, Lookup):
                 found += self._inside(Read(at.array, at.index), moves)
-            elif at.bare not in self.labels:
+            elif self._label_of(at) is None:
                 found += [at.substitute(moves), size - 1 - at.substitute(moves)]
         return found
 
@@ -676,19 +683,20 @@ class _Lowering:
         for at, stride, level in self._indices(read):
             if isinstance(at, Lookup):
                 looks.append(self._look(at, label, stride, moves, level))
-            elif at.bare is not None and at.bare == label:
+                continue
+            if label is not None and self._label_of(at) == label:
                 hops.append(stride)
                 rows.append(level)
-            else:
-                parts.append((at.substitute(moves), stride))
-                levels.append((at.substitute(moves), level))
+                at = at - label
+            parts.append((at.substitute(moves), stride))
+            levels.append((at.substitute(moves), level))
         first, many = self._add_looks(looks, read)
         # Rows are over labels, or in tables without these over the innermost places.
         gather = any(str(look.hop) != "0" for look in looks) or (
             label is None and any(str(look.at.p) != "0" for look in looks)
         )
         sized, known = self.sized.get(read.array), read.array in self.places
-        if gather and known:
+        if gather and known and any(str(look.level) != "0" for look in looks):
             raise UnloweredError(f"{read} is a row of cells at places that are data")
         levels = [(at, stride) for at, stride in levels if stride != "0"]
         return _record(
@@ -848,9 +856,10 @@ class _Lowering:
                     looks[own[0]] = look or _own_number(stride)
                 elif look:
                     common.append(look)
-                elif not data:
-                    parts.append((at.substitute(moves), stride))
-                    levels.append((at.substitute(moves), level))
+                if not data:
+                    start = at - own[0] if own else at
+                    parts.append((start.substitute(moves), stride))
+                    levels.append((start.substitute(moves), level))
             # A matrix that is the same at all places is prepared once.
             moving = any(at.names & {*COORDINATES.values()} for at, _ in parts)
             loops = sketch.kind == Kind.LINK and any(one.loops for one in made)

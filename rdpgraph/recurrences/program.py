@@ -233,17 +233,22 @@ class Program:
             table = self.table(rule.table)
             axes = [axis for axis in table.axes if axis not in self.labels] if table else []
             for read in rule.factors if len(axes) == 1 else ():
-                data = [at for at in read.index if isinstance(at, Lookup)]
+                data = [at for _, at in self._at_places(read)]
                 found += [(rule, at, axes[0]) for at in data if read.array in group]
         return tuple(dict.fromkeys(found))
 
     @cached_property
     def is_listed(self) -> bool:
         """Whether cells of tables are read at places that are data, or rules go through lists."""
-        tables = {table.name for table in self.tables}
-        return any(read.array in tables for read, _, _ in self.lookups) or any(
-            rule.rows for rule in self.rules
+        return any(
+            rule.rows or any(self._at_places(read) for read in rule.factors) for rule in self.rules
         )
+
+    def _at_places(self, read: Read) -> list[tuple[str, Lookup]]:
+        """The axes, labels aside, in which a cell of a table is read at data."""
+        table = self.table(read.array)
+        pairs = zip(table.axes, read.index, strict=True) if table else ()
+        return [(a, at) for a, at in pairs if isinstance(at, Lookup) and a not in self.labels]
 
     def __str__(self) -> str:
         given = ", ".join([*map(str, self.inputs), *(f"{n} <= {most}" for n, most in self.lengths)])

@@ -47,6 +47,12 @@ def small(name, hard=0.0, seed=0):
         "LowRankTrees": lambda: written.LowRankTrees(
             r(3, 3, 3, 2), r(2, 2), r(2, 2), r(2, 2), lengths
         ),
+        "WordLabels": lambda: written.WordLabels(
+            r(3, 3, 3, 3), r(1, 3, 3), torch.tensor([3, 2, 0])
+        ),
+        "ListedTrees": lambda: written.ListedTrees(
+            r(3, 3, 3, 2), r(3), lengths, whole(2, 3), whole(2, 3, 3), whole(3, 3, 2, 2)
+        ),
         "Projective": lambda: written.Projective(r(3, 3, 4), lengths),
         "Bitext": lambda: written.Bitext(r(3, 2, 2), r(3, 2), r(3, 2)),
         "Tagged": lambda: written.Tagged(r(2), r(2, 2), r(2, 3), whole(3, 3, 3), lengths),
@@ -118,4 +124,5 @@ NAMES = (
     "KeptTrees", "KeptSites", "Kinds", "Cells", "Brackets", "Factorial", "Together",
     "Trigrams", "Automaton", "Joined", "Uneven", "Apart", "Paths",
     "Earlier", "Durations", "Nested", "Hypergraph", "Forest", "Lattice", "Kept", "Binary",
+    "WordLabels", "ListedTrees",
 )  # fmt: skip

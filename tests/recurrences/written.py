@@ -116,6 +116,34 @@ class Pcfg(Recurrence):
         )  # fmt: skip
 
 
+class WordLabels(Recurrence):
+    """Trees over spans, of whose N + 2 labels words have the last two and wider spans the rest."""
+
+    sites, ruled, lengths = Input("T T N+2"), Input("N N+2 N+2"), Lengths("T")
+    rules = """
+        s[i, i]    += sites[i, i, q+N]
+        b[i, j, a] += b[i, k, l] * b[k+1, j, r] * ruled[a, l, r] * sites[i, j, a]
+        b[i, j, a] += sites[i, i, p+N] * b[i+1, j, r] * ruled[a, p+N, r] * sites[i, j, a]
+        b[i, j, a] += b[i, j-1, l] * sites[j, j, p+N] * ruled[a, l, p+N] * sites[i, j, a]
+        b[i, j, a] += s[i, i] * s[j, j] * sites[i, j, a]   if j == i + 1 and a < N
+        goal       += b[0, lengths-1, a]
+    """
+
+
+class ListedTrees(Recurrence):
+    """Trees over spans by a list of rules, those of each label in a row of numbers."""
+
+    sites, weights, lengths = Input("T T N"), Input("M"), Lengths("T")
+    left, right = Input("M", whole=True), Input("M", whole=True)
+    members = Input("N F", whole=True)
+    rules = """
+        m[i, j, e] += b[i, k, left[e]] * b[k+1, j, right[e]]
+        b[i, j, a] += m[i, j, members[a, f]] * weights[members[a, f]] * sites[i, j, a]
+        b[i, i, a] += sites[i, i, a]
+        goal       += b[0, lengths-1, a]
+    """
+
+
 class LowRankTrees(Recurrence):
     """Trees over spans, by rules of R ranks."""
 
