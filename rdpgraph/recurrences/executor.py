@@ -35,13 +35,14 @@ from rdpgraph.recurrences.semirings import LogSum
 _POINTER, _SIZE = ctypes.c_void_p, ctypes.c_int64
 _SIGNATURES = {
     "work": (ctypes.c_double, [_POINTER]),
-    "up": (_POINTER, [*[_POINTER] * 6, *[_SIZE] * 4, _POINTER]),
+    "up": (_POINTER, [*[_POINTER] * 6, *[_SIZE] * 5, _POINTER]),
     "down": (None, [_POINTER] * 3),
     "along": (None, [_POINTER] * 3),
     "second": (None, [_POINTER] * 2),
     "maxima": (None, [_POINTER] * 4),
     "unsound": (_SIZE, [_POINTER]),
     "descend": (_SIZE, [*[_POINTER] * 3, *[_SIZE] * 3]),
+    "states": (None, [*[_POINTER] * 3, *[_SIZE] * 6, _POINTER]),
     "k_best": (_SIZE, [*[_POINTER] * 3, *[_SIZE] * 2, _POINTER]),
     "read": (None, [_POINTER] * 2),
     "release": (None, [_POINTER]),
@@ -338,9 +339,17 @@ class Upward:
 
 def run_up(
     program: Program, inputs: Sequence[Tensor], lengths: Mapping[str, Tensor | int],
-    sizes: Mapping[str, int], *, best: bool,
+    sizes: Mapping[str, int], *, best: bool, keep: bool = False,
 ) -> Upward:  # fmt: skip
     """Log-sums, or maxima, of all tables.
+
+    Args:
+        program: the recurrence.
+        inputs: in its order.
+        lengths: by name.
+        sizes: by name.
+        best: whether maxima are asked for.
+        keep: whether gradients or draws are asked for next, for which more is kept.
 
     Raises:
         ModelError: an input has a NaN or +inf.
@@ -368,7 +377,7 @@ def run_up(
     run.handle = _function("up", dtype)(
         _address(records.numbers), _address(data), run.levels.data_ptr(), steps.data_ptr(),
         _address(apart), _address(counts), len(counts), items, int(best),
-        threads(records.work * items, items), run.handle,
+        threads(records.work * items, items), int(keep), run.handle,
     )  # fmt: skip
     if _function("unsound", dtype)(run.handle):
         for one, values in zip(program.inputs, inputs, strict=True):
@@ -528,6 +537,33 @@ def derivations(
 
 
 @torch.no_grad()
+def states(up: Upward, number: int, count: int | None, generator: torch.Generator | None) -> Tensor:
+    """(draws, items, *sites) the last index of the entries that derivations use of an input.
+
+    -1 where they use none of a site.
+
+    Args:
+        up: a pass of maxima for the best derivation, of log-sums for draws.
+        number: of the input, from 0 on.
+        count: how many draws of each item; None: the best derivation.
+        generator: of the draws.
+    """
+    run, items, draws = up.lease.run, len(up.value), 1 if count is None else count
+    seed = 0 if count is None else _seed(generator)
+    *sites, width = up.inputs[number].shape[1:]
+    found = torch.full((draws, items, *sites), -1, device="cpu")
+    data = _pointers([run.values, *up.inputs])
+    for goal in up.goals:
+        cells = goal.places(up.possible, up.records)
+        _function("states", run.dtype)(
+            run.handle, _address(data), cells.data_ptr(), draws, int(count is None), seed,
+            number + 1, width, math.prod(sites), found.data_ptr(),
+        )  # fmt: skip
+        seed += draws * items
+    return found
+
+
+@torch.no_grad()
 def best_derivations(up: Upward | Derived, count: int) -> tuple[Tensor, Tensor]:
     """What the best derivations read, and (items,) how many there are, at most ``count``.
 
@@ -604,9 +640,9 @@ class _Call:
     lengths: Mapping[str, Tensor | int]
     sizes: Mapping[str, int]
 
-    def run_up(self, inputs: Sequence[Tensor]) -> Upward:
+    def run_up(self, inputs: Sequence[Tensor], *, keep: bool = True) -> Upward:
         """A pass of log-sums."""
-        up = run_up(self.program, inputs, self.lengths, self.sizes, best=False)
+        up = run_up(self.program, inputs, self.lengths, self.sizes, best=False, keep=keep)
         # Nodes keep no tensor that leads back to them: leases would wait for the collector.
         return replace(up, value=up.value.detach())
 
@@ -661,7 +697,7 @@ class _LogPartition(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, call: _Call, *inputs: Tensor) -> Tensor:
-        ctx.call, ctx.up = call, call.run_up(inputs)
+        ctx.call, ctx.up = call, call.run_up(inputs, keep=any(ctx.needs_input_grad))
         ctx.save_for_backward(*inputs)
         return ctx.up.value.clone()
 

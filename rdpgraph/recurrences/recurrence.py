@@ -429,7 +429,9 @@ class Bound:
         """A pass from which derivations are read: by compiled code where that serves."""
         flat, lengths = self._flat(self.given), self._flat_lengths()
         if self._served([*flat.values()]):
-            return executor.run_up(self.program, [*flat.values()], lengths, self._sizes, best=best)
+            return executor.run_up(
+                self.program, [*flat.values()], lengths, self._sizes, best=best, keep=not best
+            )
         self._check_written(flat)
         return derivations.run_up(self.program, [*flat.values()], lengths, self._sizes, best=best)
 
@@ -459,8 +461,12 @@ class Bound:
             generator: of the draws.
         """
         up = self._run_up(best=count is None)
-        reads = executor.derivations(up, count, generator)
-        states = self._states_read(name, up, reads, 1 if count is None else count)
+        if isinstance(up, executor.Upward):
+            number = [array.name for array in self.program.inputs].index(name)
+            states = self._batched(executor.states(up, number, count, generator), 1)
+        else:
+            reads = executor.derivations(up, count, generator)
+            states = self._states_read(name, up, reads, 1 if count is None else count)
         return states, self._batched(up.possible, 0)
 
     def k_best_states_of(self, name: str, count: int) -> tuple[Tensor, Tensor]:

@@ -31,6 +31,7 @@ def large(name, dtype):
 
     return {
         "shared": lambda: written.Chain(r(14, 28, 48), r(48, 48), lengths),
+        "series": lambda: written.Chain(r(14, 28, 12), r(12, 12), lengths),
         "each": lambda: written.Chain(r(14, 28, 48), r(14, 48, 48), lengths),
         "steps": lambda: written.Steps(r(14, 28, 48), r(27, 48, 48), lengths),
         "trees": lambda: written.Trees(r(7, 12, 12, 8), r(8, 8, 8), lengths[:7]),
@@ -39,7 +40,7 @@ def large(name, dtype):
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-@pytest.mark.parametrize("name", ["shared", "each", "steps", "trees", "grid"])
+@pytest.mark.parametrize("name", ["shared", "series", "each", "steps", "trees", "grid"])
 def test_answers_do_not_depend_on_the_number_of_threads(name, dtype, by_threads):
     """Not in a bit, but for gradients of what items share, which are summed thread by thread."""
     recurrence = large(name, dtype)

@@ -19,15 +19,16 @@ int64_t record_bytes(int64_t which) { return kRecordBytes[which]; }
 // Multiply-adds of an item, or so.
 double NAME(work)(const int64_t* records) { return Run<REAL>(records, nullptr).work(); }
 
-// Log-sums, or maxima if `best`, of all tables. Returns the runs, which are `known` if that is not null.
+// Log-sums, or maxima if `best`, of all tables; `keep` what gradients and draws need of them. Returns the runs, which
+// are `known` if that is not null.
 // Apart from `data` and its kind, arrays must outlive the runs.
 void* NAME(up)(const int64_t* records, REAL* const* data, double* levels, const int64_t* ends,
                const int64_t* strides, const int64_t* counts, int64_t slots, int64_t batch, int64_t best,
-               int64_t threads, void* known) {
+               int64_t threads, int64_t keep, void* known) {
   Team<REAL>* team = known ? static_cast<Team<REAL>*>(known) : new Team<REAL>;
   team->records = records, team->strides = strides, team->counts = counts, team->levels = levels, team->ends = ends;
   team->slots = slots, team->batch = batch;
-  best ? team->template up<true>(data, threads) : team->template up<false>(data, threads);
+  best ? team->template up<true>(data, threads, false) : team->template up<false>(data, threads, keep);
   return team;
 }
 
@@ -59,6 +60,12 @@ int64_t NAME(unsound)(void* team) { return static_cast<Team<REAL>*>(team)->unsou
 int64_t NAME(descend)(void* team, REAL* const* data, const int64_t* cells, int64_t draws, int64_t best,
                       int64_t seed) {
   return static_cast<Team<REAL>*>(team)->descend(data, cells, draws, best, seed);
+}
+
+// The states of an input's sites in such derivations, (draws, batch, places), written where there are any.
+void NAME(states)(void* team, REAL* const* data, const int64_t* cells, int64_t draws, int64_t best, int64_t seed,
+                  int64_t slot, int64_t width, int64_t places, int64_t* to) {
+  static_cast<Team<REAL>*>(team)->states(data, cells, draws, best, seed, slot, width, places, to);
 }
 
 // The best derivations, given maxima: cells of all goals, (goals, batch), below 0 for those with nothing to

@@ -3,6 +3,7 @@
 #pragma once
 
 #include "cells.h"
+#include "series.h"
 
 namespace {
 
@@ -29,9 +30,75 @@ int64_t Run<Real>::pick(bool best) {
   Real sum = 0;
 #pragma omp simd reduction(+ : sum)
   for (int64_t j = 0; j < many; ++j) sum += line[j];
+  return choose(sum);
+}
+
+// The number of a term, in proportion to what `line` has, whose sum is given.
+template <typename Real>
+int64_t Run<Real>::choose(Real sum) {
+  const int64_t many = line.size();
   Real left = Real(uniform()) * sum;
+  int64_t k = 0;
   while (k + 1 < many && (left -= line[k]) >= 0) ++k;
   return k;
+}
+
+// Prepares the matrices of series for the way back along them.
+template <typename Real>
+void Run<Real>::prepare_descend(bool best) {
+  for (Series& one : series) {
+    const Stage& g = stages[one.link];
+    if (!best && one.kept && prepares(g)) prepare<false>(g, true);
+    // Log-matrices that all items share, by the label after them.
+    one.turned.clear();
+    if (g.table_item || leader != this) continue;
+    const Real* from = data[g.slot] + g.table.c;
+    one.turned.resize(g.labels * g.depth);
+    for (int64_t k = 0; k < g.depth; ++k)
+      for (int64_t j = 0; j < g.labels; ++j) one.turned[j * g.depth + k] = from[k * g.row + j * g.column];
+  }
+}
+
+// The label before a link of a series, given that after it: the best, or a draw.
+template <typename Real>
+int64_t Run<Real>::label_before(const Series& one, int64_t item, int64_t step, int64_t v, bool best) {
+  const Stage &g = stages[one.link], &to = stages[one.into];
+  const int64_t depth = g.depth, wide = g.labels <= lanes<Real>() ? lanes<Real>() : width<Real>();
+  line.resize(depth);
+  if (!best && one.kept && is_narrow(one)) {
+    // In proportion to x_k exp(W_kv), unless these are near underflow.
+    const Real* x = one.before.data() + (item * (one.last - one.first + 1) + step - one.first) * wide;
+    const Real* column = table(g, item).back + v * width<Real>();
+    Real sum = 0;
+#pragma omp simd reduction(+ : sum)
+    for (int64_t k = 0; k < depth; ++k) sum += line[k] = x[k] * column[k];
+    if (sum >= faint<Real>(depth) * (1 << 20)) return choose(sum);
+  }
+  const Real* row = out(to, data[0], item, At{step - 1}, 0);
+  const std::vector<Real>& turned = leader->series[&one - series.data()].turned;
+  if (!turned.empty()) {
+    const Real* column = turned.data() + v * depth;
+    for (int64_t k = 0; k < depth; ++k) line[k] = row[k] + column[k];
+  } else {
+    const Real* column = data[g.slot] + item * g.table_item + g.table.c + v * g.column;
+    for (int64_t k = 0; k < depth; ++k) line[k] = row[k] + column[k * g.row];
+  }
+  return pick(best);
+}
+
+// Goes back along a series from a label to that before it, which is returned.
+template <typename Real>
+template <typename Visit>
+int64_t Run<Real>::descend_series(const Series& one, int64_t item, int64_t step, int64_t v, bool best, Visit visit) {
+  const Stage& g = stages[one.link];
+  for (; step >= one.first; --step) {
+    const int64_t k = label_before(one, item, step, v, best);
+    visit(g.slot, g.table.c + k * g.row + v * g.column);
+    for (const Factor *f = factors + one.own->first, *end = f + one.own->count; f < end; ++f)
+      if (f->link < 0) visit(f->slot, line_of(*f, item, At{step}, 0, 0)(v) - item * f->item);
+    v = k;
+  }
+  return v;
 }
 
 // Calls for each input that one derivation reads, with its slot and place in the item.
@@ -42,6 +109,11 @@ void Run<Real>::descend(int64_t item, int64_t goal, bool best, Visit visit) {
   while (!waiting.empty()) {
     const Cell cell = cell_at(waiting.back());
     waiting.pop_back();
+    if (const Series* one = series_of(*cell.g, cell.s.s)) {
+      const int64_t v = descend_series(*one, item, cell.s.s, cell.v, best, visit);
+      waiting.push_back(value(cell.g->out, At{one->first - 1}, 0, 0) + v);
+      continue;
+    }
     expand(cell, item);
     each_read(cell, item, pick(best), true, [&](int64_t slot, int64_t at) {
       if (slot) visit(slot, at);

@@ -261,14 +261,14 @@ const Real* Run<Real>::add_other_gradients(const Target& target, At s, int64_t i
 // The links of a step: blocks of rows of all items and places, times the matrix.
 template <typename Real>
 template <bool best>
-void Run<Real>::link_up(const Stage& g, At s) {
+void Run<Real>::link_up(const Stage& g, At s, int64_t from, int64_t until) {
   const Span span = defined(g, s);
   const int64_t depth = depth_of(g), n = g.labels, wide = width<Real>(), hop = panels_of(n, wide) * wide;
-  const int64_t many = span.high - span.low + 1, items = g.fixed && !g.table_item ? batch : 1;
+  const int64_t many = span.high - span.low + 1, items = g.fixed && !g.table_item ? until - from : 1;
   if (many <= 0) return;
   find_targets(g, s, span);
-  if (!g.fixed) return direct_up<best>(g, s, span);
-  for (int64_t item = 0; item < batch; item += items) {
+  if (!g.fixed) return direct_up<best>(g, s, span, from, until);
+  for (int64_t item = from; item < until; item += items) {
     const Table<Real> own = table(g, item);
     for (int64_t first = 0; first < many * items; first += kBlock) {
       prepare_rows<best>(g, s, span, item, first, std::min(kBlock, many * items - first));
@@ -371,9 +371,9 @@ const Real* Run<Real>::direct(const Stage& g, int64_t item, At s, int64_t p, int
 // By matrices that change from place to place: in logs.
 template <typename Real>
 template <bool best>
-void Run<Real>::direct_up(const Stage& g, At s, Span span) {
+void Run<Real>::direct_up(const Stage& g, At s, Span span, int64_t first, int64_t until) {
   const int64_t n = g.labels;
-  for (int64_t item = 0; item < batch; ++item)
+  for (int64_t item = first; item < until; ++item)
     for (int64_t p = span.low; p <= span.high; ++p) {
       if (!has_terms(alternatives[g.first], s, p)) { clear(targets[p - span.low], s, item, p); continue; }
       Row one{item, p, 0, 0};
@@ -413,9 +413,9 @@ void Run<Real>::add_splits(Real* const* to, const Stage& g, int64_t item, int64_
 
 // The gradients of links by matrices that change from place to place.
 template <typename Real>
-void Run<Real>::direct_down(const Stage& g, At s, Span span) {
+void Run<Real>::direct_down(const Stage& g, At s, Span span, int64_t first, int64_t until) {
   const int64_t n = g.labels, each = depth_of(g);
-  for (int64_t item = 0; item < batch; ++item)
+  for (int64_t item = first; item < until; ++item)
     for (int64_t p = span.low; p <= span.high; ++p) {
       if (!has_terms(alternatives[g.first], s, p)) continue;
       double known;
@@ -458,6 +458,14 @@ void Run<Real>::direct_down(const Stage& g, At s, Span span) {
     }
 }
 
+// Makes room for rows that are kept, and for their products.
+template <typename Real>
+void Run<Real>::start_kept(const Stage& g, Kept& own) {
+  const int64_t depth = depth_of(g), padded = panels_of(g.labels, width<Real>()) * width<Real>(), most = most_kept(g);
+  own.before.resize(depth * most), own.after.resize(padded * most, Real(0));
+  own.sums.resize(sets(g) * depth * padded, Real(0)), own.turned.resize(kRows * most);
+}
+
 // Keeps a row before a product and the gradient after it: their outer product is the gradient of the
 // matrix, and many of them are one matrix product. `more` is added to the number of the stage.
 template <typename Real>
@@ -465,10 +473,7 @@ void Run<Real>::keep_products(const Stage& g, int64_t item, const Real* before, 
   Kept& own = kept[&g - stages + more];
   const int64_t depth = depth_of(g), wide = width<Real>(), panels = panels_of(g.labels, wide), most = most_kept(g);
   if (own.count == most || (own.count && g.table_item && own.item != item)) multiply_kept(g, more);
-  if (own.before.empty()) {
-    own.before.resize(depth * most), own.after.resize(panels * wide * most, Real(0));
-    own.sums.resize(sets(g) * depth * panels * wide, Real(0)), own.turned.resize(kRows * most);
-  }
+  if (own.before.empty()) start_kept(g, own);
   own.item = item;
   std::memcpy(own.before.data() + own.count * depth, before, depth * sizeof(Real));
   for (int64_t p = 0; p < panels; ++p)
@@ -518,16 +523,16 @@ void Run<Real>::write_matrix_gradient(const Stage& g) {
 
 // The gradients of the links of a step in their rows and their matrix.
 template <typename Real>
-void Run<Real>::link_down(const Stage& g, At s) {
+void Run<Real>::link_down(const Stage& g, At s, int64_t from, int64_t until) {
   const Span span = defined(g, s);
   const int64_t depth = depth_of(g), n = g.labels, wide = width<Real>(), hop = panels_of(depth, wide) * wide;
-  const int64_t many = span.high - span.low + 1, items = g.fixed && !g.table_item ? batch : 1;
+  const int64_t many = span.high - span.low + 1, items = g.fixed && !g.table_item ? until - from : 1;
   if (many <= 0) return;
   find_targets(g, s, span);
-  if (!g.fixed) return direct_down(g, s, span);
+  if (!g.fixed) return direct_down(g, s, span, from, until);
   const int64_t padded = panels_of(n, wide) * wide;
   h.resize(kBlock * padded), totals.resize(kBlock * padded), pairs.resize(kBlock * hop);
-  for (int64_t item = 0; item < batch; item += items) {
+  for (int64_t item = from; item < until; item += items) {
     const Table<Real> own = table(g, item);
     for (int64_t first = 0; first < many * items; first += kBlock) {
       prepare_rows<false>(g, s, span, item, first, std::min(kBlock, many * items - first));

@@ -9,20 +9,49 @@
 
 namespace {
 
+// The steps from one on, in the order of a pass, at which a stage has something to do; of one that is part of a
+// series, in a pass that works on these as a whole, no step within it but the first of the link.
+template <typename Real>
+int64_t Run<Real>::next_step(const Stage& g, Span span, int64_t step, bool forward, bool whole_series) {
+  const int64_t none = forward ? whole.steps : -1;
+  step = forward ? std::max(step, span.low) : std::min(step, span.high);
+  for (const Series& one : series) {
+    const bool link = stages + one.link == &g;
+    if (!whole_series || !is_narrow(one) || (!link && stages + one.into != &g)) continue;
+    const Span inside{one.first + link, one.last};
+    if (inside.low <= step && step <= inside.high) step = forward ? inside.high + 1 : inside.low - 1;
+  }
+  return span.low <= step && step <= span.high ? step : none;
+}
+
 // Visits every stage that is needed, at every step and every place of its outer axes.
 template <typename Real>
 template <typename Visit>
-void Run<Real>::each_stage(bool forward, Visit visit) {
+void Run<Real>::each_stage(bool forward, bool whole_series, Visit visit) {
   const Flushed flushed;
-  for (int64_t i = 0; i < whole.steps; ++i)
+  std::vector<Span> spans;
+  for (const Stage* g = stages; g < stages + whole.stages; ++g) {
+    spans.push_back(steps_of(g->bound, g->bounds, {0, whole.steps - 1}, false));
+    if (!g->last) continue;
+    const int64_t* own = ends + (g->last - 1) * ends_apart;
+    spans.back().low = std::max(spans.back().low, *std::min_element(own, own + batch));
+    spans.back().high = std::min(spans.back().high, *std::max_element(own, own + batch));
+  }
+  for (int64_t step = forward ? 0 : whole.steps - 1; 0 <= step && step < whole.steps;) {
+    int64_t next = forward ? whole.steps : -1;
     for (int64_t j = 0; j < whole.stages; ++j) {
-      const int64_t step = forward ? i : whole.steps - 1 - i;
-      const Stage& g = stages[forward ? j : whole.stages - 1 - j];
-      if (!is_needed(g, At{step})) continue;
+      const int64_t k = forward ? j : whole.stages - 1 - j;
+      const Stage& g = stages[k];
+      const int64_t own = next_step(g, spans[k], step, forward, whole_series);
+      const int64_t later = own == step ? next_step(g, spans[k], forward ? step + 1 : step - 1, forward, whole_series) : own;
+      next = forward ? std::min(next, later) : std::max(next, later);
+      if (own != step || !is_needed(g, At{step})) continue;
       for (int64_t o = 0; o < g.widest; ++o)
         for (int64_t q = 0; q < g.wide; ++q)
           for (int64_t u = 0; u < g.wider; ++u) visit(g, At{step, q, u, 0, o});
     }
+    step = next;
+  }
 }
 
 // Log-sums, or maxima, of all tables.
@@ -37,10 +66,11 @@ void Run<Real>::prepare_up() {
 template <typename Real>
 template <bool best>
 void Run<Real>::up() {
-  each_stage(true, [&](const Stage& g, At s) {
+  each_stage(true, true, [&](const Stage& g, At s) {
+    if (Series* one = first_of_series(g, s.s)) return series_up<best>(*one, keep_series);
     if (g.kind == kKindSum) sum_up<best>(g, s);
     else if (g.kind == kKindOver) over_up<best>(g, s);
-    else link_up<best>(g, s);
+    else link_up<best>(g, s, 0, batch);
   });
 }
 
@@ -55,10 +85,11 @@ void Run<Real>::prepare_down() {
 
 template <typename Real>
 void Run<Real>::down() {
-  each_stage(false, [&](const Stage& g, At s) {
+  each_stage(false, true, [&](const Stage& g, At s) {
+    if (Series* one = first_of_series(g, s.s)) return series_down(*one);
     if (g.kind == kKindSum) sum_down(g, s);
     else if (g.kind == kKindOver) over_down(g, s);
-    else link_down(g, s);
+    else link_down(g, s, 0, batch);
   });
   for (int64_t k = 0; k < whole.stages; ++k) write_matrix_gradient(stages[k]);
 }
@@ -66,7 +97,7 @@ void Run<Real>::down() {
 // Means of all tables over derivations.
 template <typename Real>
 void Run<Real>::along() {
-  each_stage(true, [&](const Stage& g, At s) {
+  each_stage(true, false, [&](const Stage& g, At s) {
     if (g.kind == kKindSum) sum_along(g, s);
     else if (g.kind == kKindOver) over_along(g, s);
     else link_along(g, s);
@@ -76,7 +107,7 @@ void Run<Real>::along() {
 // Derivatives of gradients along what moves say, after `along` and `down`.
 template <typename Real>
 void Run<Real>::second() {
-  each_stage(false, [&](const Stage& g, At s) {
+  each_stage(false, false, [&](const Stage& g, At s) {
     if (g.kind == kKindSum) sum_second(g, s);
     else if (g.kind == kKindOver) over_second(g, s);
     else link_second(g, s);
@@ -87,7 +118,7 @@ void Run<Real>::second() {
 // Losses of the best derivations that use a cell or an entry, of one item.
 template <typename Real>
 void Run<Real>::maxima() {
-  each_stage(false, [&](const Stage& g, At s) {
+  each_stage(false, false, [&](const Stage& g, At s) {
     if (g.kind == kKindSum) sum_maxima(g, s);
     else if (g.kind == kKindOver) over_maxima(g, s);
     else link_maxima(g, s);

@@ -71,6 +71,8 @@ struct Flushed {
 #endif
 };
 
+template <typename Real, int K> struct Lanes;
+
 template <typename Real> struct Run {
   const Whole& whole;
   const Stage* stages;
@@ -98,7 +100,9 @@ template <typename Real> struct Run {
         factors(reinterpret_cast<const Factor*>(alternatives + whole.alternatives)),
         looks(reinterpret_cast<const Look*>(factors + whole.factors)),
         forms(reinterpret_cast<const Form*>(looks + whole.looks)),
-        leader(leader ? leader : this), prepared(3 * whole.stages) {}
+        leader(leader ? leader : this), prepared(3 * whole.stages) {
+    find_series();
+  }
   // Multiply-adds of an item, or so, as if every step had all places; an exponential takes as long as eight.
   double work() const {
     double sum = 0;
@@ -329,7 +333,8 @@ template <typename Real> struct Run {
   void clear(const Target& target, At s, int64_t item, int64_t p);
   const Real* link_values(const Target& target, At s, int64_t item, int64_t p, double* level);
   const Real* add_other_gradients(const Target& target, At s, int64_t item, int64_t p);
-  template <bool best> void link_up(const Stage& g, At s);
+  // Of items from one on up to another.
+  template <bool best> void link_up(const Stage& g, At s, int64_t from, int64_t until);
   // Where labels are in a matrix: their own numbers, or those that data say.
   std::vector<int64_t> rows_at, columns_at, parts_at;
   std::vector<double> levels_at;
@@ -358,19 +363,51 @@ template <typename Real> struct Run {
     return direct(g, item, s, p, 0, g.labels, hop, level);
   }
   const Real* direct(const Stage& g, int64_t item, At s, int64_t p, int64_t column, int64_t columns, int64_t* hop, double* level);
-  template <bool best> void direct_up(const Stage& g, At s, Span span);
-  void direct_down(const Stage& g, At s, Span span);
+  template <bool best> void direct_up(const Stage& g, At s, Span span, int64_t from, int64_t until);
+  void direct_down(const Stage& g, At s, Span span, int64_t from, int64_t until);
   // Rows before and after products, whose outer products are a table's gradient; by stage.
   struct Kept { std::vector<Real> before, after, sums, turned; int64_t count = 0, item = 0; };
   std::vector<Kept> kept;
   // How many rows are kept: those that stay in the cache.
   int64_t most_kept(const Stage& g) const { return std::max<int64_t>(32, std::min(kKept, (1 << 17) / depth_of(g))); }
+  void start_kept(const Stage& g, Kept& own);
   void keep_products(const Stage& g, int64_t item, const Real* before, const Real* after, int64_t more);
   void multiply_kept(const Stage& g, int64_t more);
   void write_matrix_gradient(const Stage& g);
-  void link_down(const Stage& g, At s);
+  void link_down(const Stage& g, At s, int64_t from, int64_t until);
   void pair_down(const Stage& g, At s, Row& one, const Real* turned);
   void faint_down(const Stage& g, At s, const Row& one, const Real* logs, int64_t j, Real above, double known);
+
+  // ---- series of links (series.h) ----
+
+  // A link and the sum that it is written into, from one step to another; `own`: what the sum reads there. `before`
+  // and `after`: the rows before and after the products of all items and steps, if these are `kept`; `turned`: the matrix, transposed.
+  struct Series { int64_t link, into, first, last; const Alternative* own; bool kept; std::vector<Real> before, after, turned; };
+  std::vector<Series> series;
+  bool keep_series = false;
+  Span steps_of(int64_t bound, int64_t bounds, Span span, bool strict) const;
+  void find_series();
+  bool is_narrow(const Series& one) const;
+  const Factor* other_of(const Series& one) const;
+  template <int K> void read_others(const Series& one, int64_t item, int64_t s, Lanes<Real, K>& to, int64_t left);
+  template <int K, int P> void series_sums(Series& one, int64_t item, bool keep);
+  template <int K, int P> void series_best(Series& one, int64_t item);
+  template <int K, int P> void series_down(Series& one, int64_t item);
+  template <typename Each> void each_of_series(const Series& one, Each each) const;
+  template <bool best> void series_up(Series& one, bool keep);
+  void series_down(Series& one);
+  // The series of whose sums a stage has one at a step.
+  const Series* series_of(const Stage& g, int64_t step) const {
+    for (const Series& one : series)
+      if (stages + one.into == &g && one.first <= step && step <= one.last) return &one;
+    return nullptr;
+  }
+  // The series that begins with a stage at a step, in place of which it is worked on.
+  Series* first_of_series(const Stage& g, int64_t step) {
+    for (Series& one : series)
+      if (stages + one.link == &g && one.first == step && is_narrow(one)) return &one;
+    return nullptr;
+  }
 
   // ---- sums over labels (labels.h) ----
 
@@ -457,11 +494,16 @@ template <typename Real> struct Run {
   // Begins a stream of random numbers; those of seeds that follow one another have nothing in common.
   void seed(uint64_t number) { state = number, state = bits(); }
   int64_t pick(bool best);
+  int64_t choose(Real sum);
+  void prepare_descend(bool best);
+  int64_t label_before(const Series& one, int64_t item, int64_t step, int64_t v, bool best);
+  template <typename Visit> int64_t descend_series(const Series& one, int64_t item, int64_t step, int64_t v, bool best, Visit visit);
   template <typename Visit> void descend(int64_t item, int64_t goal, bool best, Visit visit);
 
   // ---- passes (passes.h) ----
 
-  template <typename Visit> void each_stage(bool forward, Visit visit);
+  int64_t next_step(const Stage& g, Span span, int64_t step, bool forward, bool whole_series);
+  template <typename Visit> void each_stage(bool forward, bool whole_series, Visit visit);
   template <bool best> void prepare_up();
   template <bool best> void up();
   void prepare_down();

@@ -66,7 +66,7 @@ template <typename Real> struct Team {
     unsound = bad;
   }
 
-  template <bool best> void up(Real* const* data, int64_t threads) {
+  template <bool best> void up(Real* const* data, int64_t threads, bool keep) {
     if (int64_t(runs.size()) != threads) runs.clear();
     while (int64_t(runs.size()) < threads)
       runs.emplace_back(new Run<Real>(records, runs.empty() ? nullptr : runs[0].get()));
@@ -74,6 +74,7 @@ template <typename Real> struct Team {
     runs[0]->template prepare_up<best>();
     each_run([&](Run<Real>& run, int64_t k) {
       if (k) run.template prepare_up<best>();
+      run.keep_series = keep;
       run.template up<best>();
     });
   }
@@ -156,20 +157,37 @@ template <typename Real> struct Team {
     return count / 4;
   }
 
-  // Derivations of one goal, whose cells are given; every one has a stream of random numbers of its own.
-  int64_t descend(Real* const* data, const int64_t* cells, int64_t draws, bool best, uint64_t seed) {
+  // Derivations of one goal, whose cells are given; every one has a stream of random numbers of its own. Calls
+  // `visit` with the run, the draw, the item, and the slot and the place of all that they read.
+  template <typename Visit>
+  void descend(Real* const* data, const int64_t* cells, int64_t draws, bool best, uint64_t seed, Visit visit) {
     take(data);
-    reads.assign(runs.size(), {});
+    runs[0]->prepare_descend(best);
     each_run([&](Run<Real>& run, int64_t k) {
+      if (k) run.prepare_descend(best);
       for (int64_t item = 0; item < run.batch; ++item) {
         const int64_t of_all = first_of(k) + item;
         for (int64_t draw = 0; cells[of_all] >= 0 && draw < draws; ++draw) {
           run.seed(seed + uint64_t(of_all) * draws + draw);
-          run.descend(item, cells[of_all], best, [&](int64_t slot, int64_t at) { put(k, draw, of_all, slot, at); });
+          run.descend(item, cells[of_all], best, [&](int64_t slot, int64_t at) { visit(k, draw, of_all, slot, at); });
         }
       }
     });
+  }
+  // Notes all that they read.
+  int64_t descend(Real* const* data, const int64_t* cells, int64_t draws, bool best, uint64_t seed) {
+    reads.assign(runs.size(), {});
+    descend(data, cells, draws, best, seed, [&](int64_t k, int64_t draw, int64_t item, int64_t slot, int64_t at) {
+      put(k, draw, item, slot, at);
+    });
     return count_reads();
+  }
+  // Writes the last index of the entries that they use of one input, by draw, item and the place of others.
+  void states(Real* const* data, const int64_t* cells, int64_t draws, bool best, uint64_t seed, int64_t input,
+              int64_t width, int64_t places, int64_t* to) {
+    descend(data, cells, draws, best, seed, [&](int64_t, int64_t draw, int64_t item, int64_t slot, int64_t at) {
+      if (slot == input) to[(draw * batch + item) * places + at / width] = at % width;
+    });
   }
 
   // The best derivations of all goals together, whose cells are given, (goals, batch), below 0 where there is
