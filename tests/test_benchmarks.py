@@ -144,6 +144,7 @@ RUNS = {
     ),
     "semicrf": Tiny("--steps 6 --tags 2 --durations 3"),
     "small": Tiny("asia --repeats 1 --rounds 1"),
+    "species": Tiny("--taxa 4 --columns 5"),
     "sweeps": Tiny("--models 1 --variables 8 --members 4"),
     "tagging": Tiny("--sentences 4", {"TAGS": 2, "WORDS": 5}),
     "trees": Tiny("--variables 5 --states 6"),

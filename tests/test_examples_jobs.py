@@ -28,3 +28,9 @@ def test_imputed_alleles_are_those_of_the_textbook(run, capsys):
     found = run("plot_haplotypes")
     assert found["off"] < 1e-9
     assert "squared correlation" in capsys.readouterr().out
+
+
+def test_trees_of_species_are_pruned_as_by_hand(run, capsys):
+    found = run("plot_species")
+    assert found["off"] < 1e-9
+    assert "of the ancestors' letters are right" in capsys.readouterr().out
