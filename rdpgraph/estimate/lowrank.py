@@ -298,7 +298,7 @@ class LowRankFactors(Estimator):
             if isinstance(value, Bilinear):
                 lead, steps, apart = value.lead(2), (), 0
                 if part.metadata.get("dims") == 3:
-                    apart = max(model.unary.shape[-1 - getattr(model, "site_dims", 1)] - 1, 1)
+                    apart = max(model.unary.shape[len(model.batch_shape)] - 1, 1)
                     steps = lead[-1:] if math.prod(lead) > 1 else (apart,)
                 low = self._low_rank(value, steps, len(model.batch_shape), generator)
                 if self.replicates > 1 and self.shared and apart:  # a step for each in a batch

@@ -28,13 +28,13 @@ from rdpgraph.recurrences.program import Program
 from rdpgraph.recurrences.recurrence import Bound
 from rdpgraph.recurrences.restriction import SAME, STATES, UNARY, label_sites, restrict_rules
 from rdpgraph.structures.chain import paths
+from rdpgraph.structures.configurations import KBestConfigurations
 from rdpgraph.structures.draws import (
     checked_best,
     checked_count,
     perturbed,
     require_generator,
 )
-from rdpgraph.structures.recursions import KBestConfigurations
 
 
 class _ProgramOf:

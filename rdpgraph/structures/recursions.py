@@ -18,6 +18,7 @@ from rdpgraph.logspace.gradients import by_autograd, expectations
 from rdpgraph.model.potentials.table import as_states, checked_log_values, settle
 from rdpgraph.model.restriction import gathered
 from rdpgraph.structures.chain import paths
+from rdpgraph.structures.configurations import KBestConfigurations
 from rdpgraph.structures.draws import checked_best, checked_count, perturbed
 from rdpgraph.structures.recursion import machine
 from rdpgraph.structures.recursion.descend import Drawn, best, configurations, descend
@@ -34,19 +35,6 @@ from rdpgraph.structures.recursion.layouts import is_slow, laid_out, whole
 from rdpgraph.structures.recursion.moments import cross_entropy, entropy
 from rdpgraph.structures.recursion.tape import Tape
 from rdpgraph.structures.recursion.values import Value
-
-
-@dataclass(frozen=True, eq=False)
-class KBestConfigurations:
-    """The configurations of largest score, best first.
-
-    Attributes:
-        states: (k, *batch, *sites), -1 at unused sites, and throughout where there are fewer.
-        scores: (k, *batch) nats, of the derivations, unnormalised; -inf where there are fewer.
-    """
-
-    states: Tensor
-    scores: Tensor
 
 
 @dataclass(frozen=True, eq=False)

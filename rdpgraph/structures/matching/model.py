@@ -26,6 +26,7 @@ from rdpgraph.model.variable import VariableArray
 from rdpgraph.plan.plan import require_room
 from rdpgraph.structures import expectations
 from rdpgraph.structures.chain.recognition import unary_sum
+from rdpgraph.structures.configurations import KBestConfigurations
 from rdpgraph.structures.draws import (
     Pick,
     checked_best,
@@ -37,7 +38,6 @@ from rdpgraph.structures.draws import (
 from rdpgraph.structures.matching.assignment import NONE, Problem, k_best, merged
 from rdpgraph.structures.matching.pairs import Pairs, read_matrix, read_pairs, two_sides
 from rdpgraph.structures.matching.sweep import Sweep, sweeps
-from rdpgraph.structures.recursions import KBestConfigurations
 
 
 @dataclass(frozen=True, eq=False)

@@ -28,12 +28,12 @@ from rdpgraph.model.restriction import Support, check_support
 from rdpgraph.model.soundness import require_possible
 from rdpgraph.model.variable import VariableArray
 from rdpgraph.structures import expectations
+from rdpgraph.structures.configurations import KBestConfigurations
 from rdpgraph.structures.draws import checked_best, checked_count, require_generator
 from rdpgraph.structures.parity import sweeps
 from rdpgraph.structures.parity.kept import WIDER, KeptCosets, kept_cosets
 from rdpgraph.structures.parity.parities import Parities, recognised
 from rdpgraph.structures.parity.sweeps import ParityCost, checked_syndrome, normalised
-from rdpgraph.structures.recursions import KBestConfigurations
 
 
 @dataclass(frozen=True, eq=False)
