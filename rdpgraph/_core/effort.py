@@ -123,6 +123,8 @@ CLUSTERS_PATIENCE, CLUSTERS_DAMPING, CLUSTERS_HOPELESS = 12, 0.8, 0.05
 """Sweeps in which the residual should shrink by two thirds, or damping grows; most damping; and
 the residual above which the end is not waited for then."""
 
+CUT = 0.5
+"""Part of the time for tree-reweighted messages after which a minimum cut decides no state."""
 SWEEPS, SWEPT_GAIN, SWEPT_CLOSED = 15, 1e-7, 0.01
 """Tree-reweighted sweeps, an odd number, between two bounds; the gain of these below which sweeps
 end, relative to a bound; and the part of the gap to a score that is a gain in any case."""

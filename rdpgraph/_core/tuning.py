@@ -268,6 +268,8 @@ MOVE_VARIABLE, MOVE_ENTRY = 1e4, 2.0
 SWEPT_MAXIMA, SWEPT_SUMS = (5.0, 0.2), (18.0, 1.2)
 """Operations of a compiled sweep of tree-reweighted messages for each pair, and each entry of its
 table; of 2 to 64 states."""
+CUT_VISIT, CUT_PAIR = 1.5, 60.0
+"""Operations of a minimum cut for each visit of an arc, and for each pair while it is laid out."""
 BOUND_PAIR, BOUND_ENTRY, MEAN_FIELD_ENTRY = 60.0, 8.0, 15.0
 """Operations of a bound by these messages for each pair, and each entry of its table; of a sweep
 and a bound of mean field for each entry; in NumPy."""

@@ -255,7 +255,8 @@ class FirstConverged(SearchedMarginalModes, Delegate):
                 return self.advised(maxima.status_of(answer))
         if answer == "mode":
             if self._messages_prove:
-                return Status(method="tree-reweighted messages")
+                cut = bool((self.seeker.settled(0.0) >= 0).all())
+                return Status(method="minimum cut" if cut else "tree-reweighted messages")
             if self._messages_decide:
                 return self.advised(self._messages.status_of(answer))
             remedy = "more seconds may find better configurations"

@@ -46,12 +46,14 @@ class Search(Scheduler):
 
     A mode begins with the best configuration that messages give: tree-reweighted ones where all
     factors have one or two variables, whose bound may prove it at once, and loopy ones, in two
-    fifths of the seconds at most. A move fixes a random cutset of the variables, finds the best
-    states of all others exactly, and the next goes on from there with another cutset; when that
-    gains no more the tables grow, and some fixed variables are changed at random. A configuration
-    of probability 0 is never the answer. A mode is proved optimal (`Posterior.mode_is_optimal`)
-    once no variable had to be fixed, or its score meets a bound by messages or mini-buckets, which
-    takes a tenth of the seconds more.
+    fifths of the seconds at most. Pairs of binary variables begin with a minimum cut. It is the
+    mode where pairs attract, or do once the states of some variables are exchanged; else the states
+    that it decides are those of some mode, and the search is for the others. A move fixes a random
+    cutset of the variables, finds the best states of all others exactly, and the next goes on from
+    there with another cutset; when that gains no more the tables grow, and some fixed variables are
+    changed at random. A configuration of probability 0 is never the answer. A mode is proved
+    optimal (`Posterior.mode_is_optimal`) once no variable had to be fixed, or its score meets a
+    bound by messages or mini-buckets, which takes a tenth of the seconds more.
 
     A marginal mode begins with short searches from random configurations and those of messages and
     bounds; two that differ are joined to the best of all their mixtures, as far as tables allow,
@@ -61,6 +63,8 @@ class Search(Scheduler):
     million entries.
 
     Source: Kolmogorov (2006), Convergent tree-reweighted message passing for energy minimization;
+    Boykov and Kolmogorov (2004), An experimental comparison of min-cut/max-flow algorithms; Boros
+    and Hammer (2002), Pseudo-Boolean optimization (the states that a cut decides);
     Shaw (1998), Using constraint programming and local search methods to solve vehicle routing
     problems (large neighbourhoods); Dechter (1999), Bucket elimination (each move); Tinos, Whitley
     and Chicano (2015), Partition crossover for pseudo-Boolean optimization (joining).

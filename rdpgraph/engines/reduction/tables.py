@@ -57,6 +57,20 @@ class Tables:
         return primal_graph(scopes, self.sizes)
 
     @cached_property
+    def neighbours(self) -> tuple[Integers, npt.NDArray[np.int32]]:
+        """(V + 1,) first place of each variable's neighbours, and these in increasing order.
+
+        The same as `graph`, which takes many times as long for tens of thousands of variables.
+        """
+        count, keys = len(self.sizes), [np.zeros(0, np.int64)]
+        for scopes in (stack.scopes for stack in self.stacks):
+            slots = range(scopes.shape[1])
+            keys += [scopes[:, i] * count + scopes[:, j] for i in slots for j in slots if i != j]
+        one, other = np.divmod(np.unique(np.concatenate(keys)), max(count, 1))
+        starts = np.concatenate([[0], np.cumsum(np.bincount(one, minlength=count))])
+        return starts.astype(np.int64), other.astype(np.int32)
+
+    @cached_property
     def starts(self) -> Integers:
         """(V + 1,) first position of each variable's states in a flat list."""
         return np.concatenate([[0], np.cumsum(self.sizes)]).astype(np.int64)
@@ -88,7 +102,9 @@ class Tables:
             ]
             rows = np.arange(len(scopes)).reshape(-1, *[1] * arity)
             stacks.append(Stack(scopes, values[(rows, *index)]))
-        return Tables((2,) * len(self.sizes), tuple(stacks), self.span)
+        result = Tables((2,) * len(self.sizes), tuple(stacks), self.span)
+        vars(result)["neighbours"] = self.neighbours
+        return result
 
     def is_possible(self, score: float) -> bool:
         """Return whether a configuration with this score violates no factor."""

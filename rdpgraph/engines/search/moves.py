@@ -34,10 +34,8 @@ class Moves:
         self.tables, self.summed, self.kernel = tables, summed, kernel
         if kernel is None:
             return
-        graph, count = tables.graph, len(tables.sizes)
-        near = [sorted(each) for each in graph.adjacency]
-        self._starts = np.cumsum([0, *map(len, near)], dtype=np.int64)
-        self._near = np.array([u for each in near for u in each], np.int32)
+        count = len(tables.sizes)
+        self._starts, self._near = tables.neighbours
         self._logs = np.log(np.array(tables.sizes, np.float64))
         self._sizes = np.array(tables.sizes, np.int32)
         self._summed = np.zeros(count, np.int8)

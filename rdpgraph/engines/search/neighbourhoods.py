@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from rdpgraph._core import effort, tuning
+from rdpgraph._core.cache import cached_property
 from rdpgraph._core.progress import goes_on
 from rdpgraph.engines.compiled import Compiled
 from rdpgraph.engines.reduction.tables import Integers, Tables
@@ -69,19 +70,23 @@ class Search:
         deadline: float = math.inf,
         seconds: float = math.inf,
         kernel: Compiled | None = None,
+        settled: Iterable[int] = (),
     ) -> None:
         """Prepare a search whose moves take at most ``memory`` bytes and ``most`` entries a table.
 
         The order of the ``summed`` variables is sought until the deadline. A sum over them that
-        would take a large part of the seconds counts as one that does not fit.
+        would take a large part of the seconds counts as one that does not fit. Variables that are
+        ``settled`` keep the states of the start, which some best configuration has.
         """
         self.tables, self.rng, self.summed = tables, rng, summed
         largest = max(tables.sizes, default=1)
         self.most = max(min(most, memory / (8 * tuning.MOVE_BYTES)), largest)
         self.memory = memory
         self.moves = Moves(tables, summed, kernel)
-        self.together = components(tables.graph, summed)
-        self.asked = [v for v in range(len(tables.sizes)) if v not in summed]
+        self.together = components(tables.graph, summed) if summed else {}
+        self.settled = frozenset(settled)
+        self.free = [v for v in range(len(tables.sizes)) if v not in self.settled]
+        self.asked = [v for v in self.free if v not in summed]
         self.centres = self.asked  # of parts
         self.sequence: list[int] = []
         needed = 0.0
@@ -96,7 +101,7 @@ class Search:
         self.cells = float(min(max(few, 4 * largest**2, 4 * needed), self.most))
         self.small = self.cells
         self.kept: deque[Part] = deque(maxlen=effort.KEPT_ORDERS)
-        self.whole = len(tables.sizes) <= effort.PART_VARIABLES or bool(summed)
+        self.whole = len(self.free) <= effort.PART_VARIABLES or bool(summed)
         parts = {id(part): part for part in self.together.values()}
         self.sums = [Sum(self.moves, part, self._sum) for part in parts.values()]
         self.rest = tables.without(summed)
@@ -224,7 +229,8 @@ class Search:
             if walk.best_value >= enough:
                 break
             if not self.whole:  # until none is violated, parts lie around violated hard zeros
-                self.centres = self.tables.violated(walk.here) or self.asked
+                violated = self.tables.violated(walk.here)
+                self.centres = [v for v in violated if v not in self.settled] or self.asked
             order = self._next(deadline=end, widely=walk.stuck or bool(walk.away))
             if order is None:
                 if self.summed and clock.now() < end and self._grow():
@@ -241,7 +247,7 @@ class Search:
                 value = self.value(states)
                 assert value is not None
             took = clock.now() - start
-            if order.count == len(states):
+            if order.count == len(self.free):
                 return Outcome(
                     states, value, optimal=True, moves=moves, seconds=clock.now() - begin
                 )
@@ -287,7 +293,7 @@ class Search:
 
     def _planned(self, deadline: float) -> Part | None:
         while True:
-            part: Sequence[int] = range(len(self.tables.sizes))
+            part: Sequence[int] = self.free
             if not self.whole:
                 part = self._near(effort.PART_VARIABLES)
             order = self._order(part, self.cells, deadline)
@@ -314,18 +320,27 @@ class Search:
 
     def _near(self, most: int) -> list[int]:
         """Return variables around a random one to maximise over, with their summed components."""
-        adjacency = self.tables.graph.adjacency
+        starts, near = self._lists
         seed = self.rng.choice(self.centres)
         part, queue = {seed}, deque([seed])
         while queue and len(part) < most:
-            for u in adjacency[queue.popleft()]:
-                if u not in part:
+            v = queue.popleft()
+            for u in near[starts[v] : starts[v + 1]]:
+                if u not in part and u not in self.settled:
                     part.add(u)
                     queue.append(u)
         return self._with_sums(part)
 
+    @cached_property
+    def _lists(self) -> tuple[list[int], list[int]]:
+        """The first place of each variable's neighbours, and these, as lists."""
+        starts, near = self.tables.neighbours
+        return starts.tolist(), near.tolist()
+
     def _with_sums(self, part: set[int]) -> list[int]:
         """Return variables together with the components of summed variables in and around them."""
+        if not self.summed:
+            return sorted(part)
         near = [part, *(self.tables.graph.adjacency[v] for v in part if v not in self.summed)]
         sums = {u for each in near for u in each if u in self.together}
         return sorted(part.union(*[self.together[u] for u in sums]))

@@ -45,6 +45,7 @@ from rdpgraph.plan import clock
 def search(
     network: Network, limits: Limits, *, numbers: Tensor | None = None, start: Tensor | None = None,
     others: Sequence[Tensor] = (), spared: Tensor | None = None, bounds: Tensor | None = None,
+    settled: Tensor | None = None,
 ) -> Searched:  # fmt: skip
     """Search for the best configuration of each item.
 
@@ -56,13 +57,15 @@ def search(
         others: more initial states for modes without hard zeros, tried where moves are quick.
         spared: (B,) items that are not searched; their scores have no meaning.
         bounds: (B,) upper bounds on all scores; a search ends where it reaches one.
+        settled: (B, active) states of active variables that some mode has all together, -1 where
+            nothing is known: only the others are searched for. No variable is summed then.
 
     Raises:
         BudgetError: sums do not fit, and no configuration of positive probability was drawn.
     """
     begin, active = clock.now(), len(network.sizes)
     summed = summed_by(network, numbers)
-    states = active_states(network, start)
+    states = _overlaid(active_states(network, start), settled)
     scores = torch.zeros(network.batch, dtype=torch.float64, device="cpu")
     optimal = torch.zeros(network.batch, dtype=torch.bool, device="cpu")
     constant = network.exact_constant
@@ -77,6 +80,7 @@ def search(
         run = Search(
             tables, Random(limits.seed), memory=limits.memory, summed=summed,
             deadline=clock.now() + effort.PLANNING * share, seconds=share, kernel=limits.compiled(),
+            settled=() if settled is None else (settled[item] >= 0).nonzero().flatten().tolist(),
         )  # fmt: skip
         first, fits = states[item].numpy(), True
         starts = [first]
@@ -100,11 +104,14 @@ def search(
                 "enough": enough, "progress": limits.progress, "constant": told,
             }  # fmt: skip
             if network.possible is None and others:  # any configuration is a start
-                more = [active_states(network, states)[item].numpy() for states in others]
-                more = [states for states in more if (states != starts[0]).any()]
+                more = [_overlaid(active_states(network, each), settled) for each in others]
+                more = [each[item].numpy() for each in more]
+                more = [each for each in more if (each != starts[0]).any()]
+                known = None if settled is None else settled[item].numpy()
+                drawn = _random_configurations(tables, limits.seed, known)
                 result = run.compete(
-                    chain(starts, more, _random_configurations(tables, limits.seed)), seconds=share,
-                    patience=patience, least=effort.SHORT_MOVES, **settings,
+                    chain(starts, more, drawn), seconds=share, patience=patience,
+                    least=effort.SHORT_MOVES, **settings,
                 )  # fmt: skip
             else:
                 result = run.run(
@@ -132,11 +139,19 @@ def search(
     return Searched(full.to(device), scores.to(device), optimal)
 
 
-def _random_configurations(tables: Tables, seed: int) -> Iterator[Integers]:
-    """(V,) configurations drawn uniformly, without end."""
+def _overlaid(states: Tensor, settled: Tensor | None) -> Tensor:
+    """(B, active) states with those that are settled in their place."""
+    return states if settled is None else torch.where(settled >= 0, settled, states)
+
+
+def _random_configurations(
+    tables: Tables, seed: int, settled: Integers | None
+) -> Iterator[Integers]:
+    """(V,) configurations drawn uniformly, without end; settled states (-1: none) stay."""
     rng = np.random.default_rng(seed)
     while True:
-        yield rng.integers(0, tables.sizes)
+        states = rng.integers(0, tables.sizes)
+        yield states if settled is None else np.where(settled >= 0, settled, states)
 
 
 @torch.no_grad()
@@ -175,10 +190,14 @@ class Seeker:
         Messages pass once, within a part of the seconds of the first call; later calls reuse them.
         """
         parts = effort.REWEIGHTED * seconds, effort.REWEIGHTED_NEAR * seconds
-        states, bounds = self.bounding.maxima(*parts)
+        states, bounds, _ = self.bounding.maxima(*parts)
         found = self.scored(states)
         optimal = meets(found.scores.cpu(), bounds) | (bounds == -math.inf)
         return replace(found, optimal=optimal, bounds=bounds), bounds
+
+    def settled(self, seconds: float) -> Tensor:
+        """(B, active) states that a cut decided, which passes with the messages; -1 elsewhere."""
+        return self.bounding.maxima(effort.REWEIGHTED * seconds).settled
 
     def sought(self, numbers: Tensor | None, start: Tensor | None, seconds: float) -> Searched:
         """Search for the best configurations of some variables, or of all, for some seconds.
@@ -195,7 +214,7 @@ class Seeker:
         left = max(seconds - (clock.now() - begin), 0.1 * seconds)
         found = search(
             self.network, replace(limits, seconds=left), start=best_of(self.network, every).states,
-            others=every, spared=first.optimal, bounds=bounds,
+            others=every, spared=first.optimal, bounds=bounds, settled=self.settled(seconds),
         )  # fmt: skip
         device, proved = found.states.device, first.optimal
         states = torch.where(proved.unsqueeze(1).to(device), first.states.to(device), found.states)

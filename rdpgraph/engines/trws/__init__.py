@@ -1,1 +1,1 @@
-"""Tree-reweighted messages: modes of large graphs, and bounds that are finite at any size."""
+"""Tree-reweighted messages and minimum cuts: modes of large graphs, and bounds at any size."""

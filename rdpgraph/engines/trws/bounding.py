@@ -33,6 +33,9 @@ class Maxima(NamedTuple):
 
     states: Tensor  # (B, V) the best configurations that were read off
     bounds: Tensor  # (B,) float64, certain upper bounds on all scores (nats)
+    # (B, active) states of active variables, numbered as remaining, that some mode has all
+    # together; -1 where nothing is known
+    settled: Tensor
 
 
 @dataclass(frozen=True, eq=False)
@@ -110,11 +113,13 @@ class Bounding:
         """
         every, bounds = self._outcome(0.0, seconds, near)
         active = self._likeliest()
+        settled = torch.full_like(active, -1)
         for item, one in enumerate(every):
             if one is not None:
                 active[item] = torch.from_numpy(one.states)
+                settled[item] = torch.from_numpy(one.settled)
         states = full_states(self.network, active.unsqueeze(0))[0]
-        return Maxima(states.clamp(min=0).to(self.network.graph.device), bounds)
+        return Maxima(states.clamp(min=0).to(self.network.graph.device), bounds, settled)
 
     def _likeliest(self) -> Tensor:
         """(B, active) the best state of each variable by its own factors, evidence included."""

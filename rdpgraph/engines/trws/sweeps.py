@@ -16,6 +16,7 @@ from rdpgraph._core.numbers import ROUNDING
 from rdpgraph.engines.compiled import Compiled, pointers
 from rdpgraph.engines.reduction.tables import SURE, Floats, Integers
 from rdpgraph.engines.trws.bound import upper_bound
+from rdpgraph.engines.trws.cuts import Cut, minimum_cut
 from rdpgraph.engines.trws.layers import Layer, depths, layers_of
 from rdpgraph.engines.trws.pairs import Pairwise
 from rdpgraph.plan import clock
@@ -27,6 +28,7 @@ class Swept(NamedTuple):
     bound: float  # certain upper bound (nats), by the best of all messages
     states: Integers  # (V,) the best configuration that was read off
     score: float  # its log-value, without larger factors
+    settled: Integers  # (V,) states that some mode has all together; -1 where nothing is known
 
 
 def swept(
@@ -34,6 +36,9 @@ def swept(
     compiled: Compiled | None,
 ) -> Swept:  # fmt: skip
     """Sweep until the bound meets the score, or gains next to nothing, or the time is over.
+
+    Modes of binary variables begin with a minimum cut. Where pairs attract it is the answer, and
+    else its bound is the limit of sweeps, which go on for better configurations.
 
     Args:
         model: the factors of one batch item.
@@ -45,7 +50,15 @@ def swept(
     begin, messages = clock.now(), _Messages(model, temperature, compiled)
     bound = upper_bound(model, messages.values, temperature)
     states = model.likeliest(messages.values)
-    score = model.score(states)
+    score, settled = model.score(states), np.full(len(states), -1, np.int64)
+    if not temperature and (cut := _cut(model, compiled, effort.CUT * seconds)) is not None:
+        bound = min(bound, upper_bound(model, cut.messages, temperature))
+        clock.count(messages.bound_operations)
+        known = np.where(cut.states >= 0, cut.states, states)
+        if (value := model.score(known)) > score:
+            states, score = known, value
+        if cut.error <= 0.5 * ROUNDING * max(abs(score), 1.0):
+            settled = cut.states
     # The first two sweeps solve trees; then shares are those of Kolmogorov for maxima, which end
     # lower, and all of a belief for log Z, whose bound is lower then.
     count, forward, stale = 2, True, 0
@@ -68,14 +81,22 @@ def swept(
         if read is not None:
             # Each by itself, the best states are consistent where the bound is tight; read in turn,
             # they are better where it is not.
-            for other in (read, model.likeliest(messages.values)):
+            for read_off in (read, model.likeliest(messages.values)):
+                other = np.where(settled >= 0, settled, read_off)
                 if (value := model.score(other)) > score:
                     states, score = other, value
         # Scores may still rise where the bound has reached its limit.
         stale = 0 if new < bound - least or score > before else stale + 1
         bound = min(bound, new)
         count, forward = effort.SWEEPS, not last
-    return Swept(bound, states, score)
+    return Swept(bound, states, score, settled)
+
+
+def _cut(model: Pairwise, compiled: Compiled | None, seconds: float) -> Cut | None:
+    """The minimum cut of a model; None unless it is one of pairs of binary variables alone."""
+    if compiled is None or model.larger or model.rest or seconds <= 0.0:
+        return None
+    return minimum_cut(model, compiled, seconds)
 
 
 class _Messages:

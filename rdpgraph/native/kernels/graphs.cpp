@@ -1,7 +1,8 @@
-// Solvers of factor graphs: elimination in a search, tree-reweighted messages, circuits, and rows of
-// evidence along one order.
+// Solvers of factor graphs: elimination in a search, tree-reweighted messages, minimum cuts, circuits, and
+// rows of evidence along one order.
 
 #include "circuit.h"
+#include "cuts.h"
 #include "rows.h"
 #include "search.h"
 #include "trws.h"
@@ -48,6 +49,12 @@ void search_solve(const int32_t* sizes, const int64_t* scope_starts, const int32
                           holding, summed, steps, step_starts, states, variables, factors, count,
                           whole != 0};
   value[0] = eliminating.run();
+}
+
+void cut_minimum(const int32_t* ends, const int64_t* weights, const int64_t* fields, int64_t* moved,
+                 int8_t* labels, double* visits, int64_t variables, int64_t pairs, double most) {
+  Cut cut{ends, weights, fields, moved, labels, variables, pairs};
+  visits[1] = cut.run(most, visits);
 }
 
 void trws_sweeps(const int64_t* starts, const int64_t* edges, const int64_t* incident_starts,
