@@ -378,14 +378,14 @@ class Bound:
 
         (*batch, *dims) whole numbers each, zeros for items without a derivation.
         """
-        return {name: uses[0] for name, uses in self._uses(None, None).items()}
+        return {name: uses[0] for name, uses in self.uses_of(None, None)[0].items()}
 
     def sample(self, count: int, generator: torch.Generator | None = None) -> dict[str, Tensor]:
         """How often each of some independent exact draws uses each entry of each input of logs.
 
         (count, *batch, *dims) whole numbers each, zeros for items without a derivation.
         """
-        return self._uses(count, generator)
+        return self.uses_of(count, generator)[0]
 
     def k_best(self, count: int) -> tuple[dict[str, Tensor], Tensor]:
         """The best derivations, best first: how often each uses each entry, and their scores.
@@ -419,11 +419,21 @@ class Bound:
         return up, reads, self._batched(scores.masked_fill(lacking, -torch.inf), 1)
 
     @torch.no_grad()
-    def _uses(self, count: int | None, generator: torch.Generator | None) -> dict[str, Tensor]:
-        """(draws, *batch, *dims) how often derivations use each entry; None: the best one."""
+    def uses_of(
+        self, count: int | None, generator: torch.Generator | None
+    ) -> tuple[dict[str, Tensor], Tensor]:
+        """How often derivations use each entry, and whether each item has a derivation.
+
+        (draws, *batch, *dims) of each input of logs, and (*batch,).
+
+        Args:
+            count: how many draws; None: the best one.
+            generator: of the draws.
+        """
         up = self._run_up(best=count is None)
         reads = executor.derivations(up, count, generator)
-        return self._by_name(executor.count_uses(up, reads, 1 if count is None else count), 1)
+        uses = executor.count_uses(up, reads, 1 if count is None else count)
+        return self._by_name(uses, 1), self._batched(up.possible, 0)
 
     def _run_up(self, *, best: bool) -> executor.Upward | Derived:
         """A pass from which derivations are read: by compiled code where that serves."""

@@ -1,4 +1,4 @@
-"""Hypergraphs in levels, and the recursion over their derivations."""
+"""Hypergraphs as lists of hyperedges, by node."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -9,8 +9,6 @@ import torch
 from torch import Tensor
 
 from rdpgraph._core.cache import cached_property
-from rdpgraph.structures.recursion.tape import Tape
-from rdpgraph.structures.recursion.values import Value, View
 
 
 @dataclass(frozen=True, eq=False)
@@ -35,73 +33,26 @@ class Hypergraph:
         return [[tail for tail in row if tail >= 0] for row in self.tails.tolist()]
 
     @cached_property
-    def levels(self) -> Sequence[tuple[Tensor, Tensor]]:
-        """Nodes and their hyperedges, (nodes, most of them) padded with E, by depth."""
-        depth, tails = [*[0] * self.nodes, -1], self.tails.tolist()  # the last is of no tail
-        by_depth: dict[int, list[int]] = {}
-        for node, edges in enumerate(self.edges):
-            depths = [depth[tail] for edge in edges for tail in tails[edge]]
-            depth[node] = 1 + max(depths, default=-1)
-            if edges:
-                by_depth.setdefault(depth[node], []).append(node)
-        levels: list[tuple[Tensor, Tensor]] = []
-        for level in sorted(by_depth):
-            # Nodes with similar numbers of hyperedges, to limit padding.
-            groups: dict[int, list[int]] = {}
-            for node in by_depth[level]:
-                groups.setdefault((len(self.edges[node]) - 1).bit_length(), []).append(node)
-            levels += [
-                (self._numbers(nodes), self._padded([self.edges[node] for node in nodes]))
-                for nodes in groups.values()
-            ]
-        return levels
-
-    @cached_property
     def by_node(self) -> Tensor:
         """(nodes, M) the hyperedges of each node, padded with E."""
         return self._padded(self.edges)
 
     @cached_property
-    def rows(self) -> Sequence["Row"]:
-        """Levels with all hyperedges of each node."""
-        return [
-            self.row(level, edges.mT.contiguous()) for level, (_, edges) in enumerate(self.levels)
-        ]
+    def listed(self) -> tuple[Tensor, Tensor, Tensor]:
+        """The hyperedges as a list of rows, one for each node, after one for no tail.
 
-    def row(self, level: int, edges: Tensor) -> "Row":
-        """A level with some hyperedges of each node, (M, nodes) or (B, M, nodes); E: none."""
-        places, used = self._tails
-        return Row(edges, [places[slot][edges] for slot in used[level]])
-
-    @cached_property
-    def _places(self) -> Sequence[int]:
-        """The index of each node among the values of `whole`, and last that of no tail.
-
-        Index 0 is for no tail and 1 for nodes without derivations; the rest follow level by level.
+        (E,) their numbers, sorted by heads, (nodes + 2,) where rows begin, and last where the last
+        one ends, and (E, arity) the tails of the hyperedges in the list, 0 for none.
         """
-        place = [1] * self.nodes
-        derived = [node for nodes, _ in self.levels for node in nodes.tolist()]
-        for number, node in enumerate(derived):
-            place[node] = number + 2
-        return [*place, 0]
+        order = self.heads.argsort(stable=True)
+        every = torch.arange(self.nodes + 1, device=order.device)
+        begins = torch.searchsorted(self.heads[order].contiguous(), every)
+        return order, torch.nn.functional.pad(begins, (1, 0)), self.tails[order] + 1
 
     @cached_property
-    def _tails(self) -> tuple[Tensor, Sequence[Sequence[int]]]:
-        """(arity, E + 1) the indices of tails, and the slots in use at each level."""
-        tails = torch.nn.functional.pad(self.tails, (0, 0, 0, 1), value=-1).mT
-        used = [(tails[:, edges] >= 0).flatten(1).any(1) for _, edges in self.levels]
-        return self._numbers(self._places)[tails], [
-            flags.nonzero().flatten().tolist() for flags in used
-        ]
-
-    def whole(self, tape: Tape, weights: Sequence[View], rows: Sequence["Row"]) -> Value:
-        """The value of the goal, from log-weights (M, nodes) and rows of each level."""
-        values = [tape.one, tape.nothing]
-        for view, row in zip(weights, rows, strict=True):
-            pool = tuple(values)
-            tails = [View(pool, places) for places in row.tails]
-            values.append(tape.total((view, *tails)))
-        return tape.total(View(tuple(values), self._numbers([self._places[self.nodes - 1 :][:1]])))
+    def tails_by_node(self) -> Tensor:
+        """(nodes, M, arity) the tails of the hyperedges of each node, from 1 on, 0 for none."""
+        return torch.nn.functional.pad(self.tails + 1, (0, 0, 0, 1))[self.by_node]
 
     @cached_property
     def each_once(self) -> bool:
@@ -134,12 +85,3 @@ class Hypergraph:
     def _padded(self, rows: Sequence[Sequence[int]]) -> Tensor:
         most = max(map(len, rows), default=0)
         return self._numbers([[*row, *[len(self.heads)] * (most - len(row))] for row in rows])
-
-
-@dataclass(frozen=True, eq=False)
-class Row:
-    """Hyperedges of the nodes of a level."""
-
-    edges: Tensor  # (M, nodes), or (B, M, nodes) if items differ; E: none
-    # Of that shape, the index of each tail among the values of the lower levels.
-    tails: Sequence[Tensor]

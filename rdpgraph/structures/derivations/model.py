@@ -9,19 +9,59 @@ import torch
 from torch import Tensor
 
 from rdpgraph._core.arguments import require_fields
-from rdpgraph._core.cache import current_property
+from rdpgraph._core.cache import current_property, remembered
 from rdpgraph._core.types import ArrayLike
 from rdpgraph.errors import EvidenceError, ModelError
 from rdpgraph.interface.sites import Sites
 from rdpgraph.model.potentials.table import as_states, checked_log_values, settle
 from rdpgraph.model.restriction import gathered
-from rdpgraph.structures.derivations.hypergraph import Hypergraph, Row
-from rdpgraph.structures.recursion.descend import Drawn
-from rdpgraph.structures.recursion.tape import Tape
-from rdpgraph.structures.recursion.values import Value, View
-from rdpgraph.structures.recursions import Recursion
+from rdpgraph.model.soundness import require_possible
+from rdpgraph.recurrences.declaration import Declared, Input
+from rdpgraph.recurrences.recurrence import Bound
+from rdpgraph.recurrences.restriction import UNARY
+from rdpgraph.structures.derivations.hypergraph import Hypergraph
+from rdpgraph.structures.draws import checked_best, checked_count, require_generator
+from rdpgraph.structures.recurrence import Recurrence
 
 MOST_LISTED = 1 << 18  # derivations of a node
+
+
+@remembered(64)
+def write_rules(arity: int) -> tuple[Declared, str]:
+    """The inputs and the rules of derivations, by the number of tails.
+
+    Node 0 has one derivation, which is empty: it is the tail where a hyperedge lacks one.
+    """
+    declared = {"unary": Input("E"), "order": Input("E", whole=True)}
+    declared |= {"rows": Input("V+1", whole=True)}
+    if arity:
+        declared["below"] = Input(f"E {arity}", whole=True)
+    below = "".join(f" * a[below[e, {slot}]]" for slot in range(arity))
+    return (
+        tuple(declared.items()),
+        f"""
+        a[0] += 1
+        a[v] += unary[order[e]]{below} if rows[v] <= e < rows[v + 1]
+        goal += a[V - 1]
+    """,
+    )
+
+
+@remembered(64)
+def write_kept_rules(arity: int) -> tuple[Declared, str]:
+    """The same where each of M nodes has K hyperedges, which may differ from item to item."""
+    declared = {"unary": Input("M K")}
+    if arity:
+        declared["below"] = Input(f"M K {arity}", whole=True)
+    below = "".join(f" * a[below[v - 1, k, {slot}]]" for slot in range(arity))
+    return (
+        tuple(declared.items()),
+        f"""
+        a[0] += 1
+        a[v] += unary[v - 1, k]{below}
+        goal += a[M]
+    """,
+    )
 
 
 @dataclass(frozen=True, eq=False)
@@ -38,7 +78,7 @@ class KBestDerivations:
 
 
 @dataclass(frozen=True, eq=False)
-class Derivations(Recursion):
+class Derivations(Recurrence):
     """The derivations of the last node of a hypergraph, weighted by their hyperedges.
 
     A derivation of a node is a hyperedge with that head, and one derivation of each of its tails;
@@ -77,7 +117,6 @@ class Derivations(Recursion):
     nodes: int = field(kw_only=True)
 
     why_no_graph = "derivations use hyperedges in numbers, and not states of variables"
-    site_dims = 0
     least_use = 1
 
     if TYPE_CHECKING:  # arguments become tensors
@@ -111,9 +150,13 @@ class Derivations(Recursion):
                 f"{int(self.heads[edge])} and tails {self.tails[edge].tolist()}."
             )
 
-    def recursion(self, tape: Tape) -> Value:
-        ways, rows = tape.states_as_places(tape.sites[()]), self._graph.rows
-        return self._graph.whole(tape, [View((ways,), row.edges) for row in rows], rows)
+    def written(self) -> tuple[Declared, str]:
+        return write_rules(self.tails.shape[1])
+
+    def inputs(self) -> Mapping[str, Any]:
+        order, rows, below = self._graph.listed
+        given = {"unary": self.unary, "order": order, "rows": rows, "below": below}
+        return {name: given[name] for name, _ in self.written()[0]}
 
     def score(  # pyright: ignore[reportIncompatibleMethodOverride]
         self, uses: Tensor
@@ -188,7 +231,7 @@ class Derivations(Recursion):
         Raises:
             ImpossibleEvidenceError: an item has no derivation.
         """
-        return self._used(*self._best(), 1)[0]
+        return self._used(None, None)[0]
 
     def k_best(  # pyright: ignore[reportIncompatibleMethodOverride]
         self, k: int
@@ -200,8 +243,9 @@ class Derivations(Recursion):
         Raises:
             ModelError: k below 1.
         """
-        tape, drawn, scores = self._best_few(k)
-        return KBestDerivations(self._used(tape, drawn, k), scores)
+        k = checked_best(self.name, k, self.states_shape)
+        uses, scores = self._bind(double=True).k_best(k)
+        return KBestDerivations(uses[UNARY], scores.to(self.unary))
 
     @torch.no_grad()
     def sample(self, count: int, generator: torch.Generator | None = None) -> Tensor:
@@ -210,23 +254,23 @@ class Derivations(Recursion):
         Raises:
             ImpossibleEvidenceError: an item has no derivation.
         """
-        return self._used(*self._draws(count, generator), count)
+        require_generator(generator)
+        return self._used(checked_count(count, self.states_shape), generator)
 
-    def _used(self, tape: Tape, drawn: Drawn, count: int) -> Tensor:
-        shape = count * tape.batch, tape.unary.shape[-1]
-        uses = torch.zeros(shape, dtype=torch.int64, device=tape.device).index_put_(
-            (drawn.tree, drawn.state), torch.ones_like(drawn.state), accumulate=True
-        )
-        return uses.reshape(count, *tape.unary.shape)
+    def _used(self, count: int | None, generator: torch.Generator | None) -> Tensor:
+        """(draws, *batch, E) the uses of each hyperedge; None: in the best derivation."""
+        uses, possible = self._bind().uses_of(count, generator)
+        require_possible(f"{self.name} has no samples and no mode", possible)
+        return uses[UNARY]
 
-    def _compared(self, other: Recursion, *, divergence: bool) -> Tensor:
+    def _compared(self, other: Recurrence) -> tuple[Bound, Bound]:
         if isinstance(other, Derivations) and not (
             self.nodes == other.nodes
             and torch.equal(self.heads, other.heads)
             and torch.equal(self.tails, other.tails)
         ):
             raise ModelError("Derivations can be compared only if their hypergraphs are the same.")
-        return super()._compared(other, divergence=divergence)
+        return super()._compared(other)
 
     def sites(self) -> Sites | None:
         """The nodes, whose states are their hyperedges, if no derivation uses a node twice.
@@ -292,7 +336,7 @@ class Derivations(Recursion):
 
 
 @dataclass(frozen=True, eq=False)
-class NodeDerivations(Recursion):
+class NodeDerivations(Recurrence):
     """Derivations whose nodes have K hyperedges each, numbered 0..K-1, chosen by item.
 
     A derivation uses a node once at most; unused nodes are in the state -1. Log-weights are
@@ -303,23 +347,31 @@ class NodeDerivations(Recursion):
     states: Tensor = field(metadata={"dims": 2})
     graph: Hypergraph = field(repr=False)
 
+    def __post_init__(self) -> None:
+        """Skip the checks, which `Derivations` has passed."""
+
     @property
     def name(self) -> str:
         return "Derivations"
 
-    def recursion(self, tape: Tape) -> Value:
-        states = self.states.expand(*tape.lead, *self.states.shape[-2:])
-        states, kept = states.reshape(tape.batch, *states.shape[-2:]), tape.sites.states
-        if kept is not None:
-            states = states.gather(2, kept)
-        edges, ways = (
-            self.graph.by_node.expand(tape.batch, -1, -1),
-            tape.states_as_places(tape.sites[:]),
-        )
-        edges = edges.gather(2, states).mT
-        number = torch.arange(ways.places, device=tape.device).reshape(edges.shape[:0:-1]).mT
-        weights, rows = list[View](), list[Row]()
-        for level, (nodes, _) in enumerate(self.graph.levels):
-            weights.append(View((ways,), number[:, nodes]))
-            rows.append(self.graph.row(level, edges[:, :, nodes]))
-        return self.graph.whole(tape, weights, rows)
+    def written(self) -> tuple[Declared, str]:
+        return write_kept_rules(self.graph.tails.shape[1])
+
+    def inputs(self) -> Mapping[str, Any]:
+        given = {"unary": self.unary, "below": self._below}
+        return {name: given[name] for name, _ in self.written()[0]}
+
+    @current_property("states")
+    def _below(self) -> Tensor:
+        """(*lead, nodes, K, arity) the tails of the hyperedges kept, from 1 on, 0 for none."""
+        tails = self.graph.tails_by_node
+        node = torch.arange(len(tails), device=tails.device).unsqueeze(1)
+        return tails[node, self.states]
+
+    def restrict(  # pyright: ignore[reportIncompatibleMethodOverride]
+        self, states: Tensor, log_weights: Tensor
+    ) -> "NodeDerivations":
+        """The derivations by some of the hyperedges kept."""
+        unary = gathered(self.name, self.unary, states, log_weights, sites=1)
+        kept = self.states.expand(*states.shape[:-1], -1).gather(-1, states)
+        return NodeDerivations(unary, kept, self.graph)
