@@ -26,12 +26,16 @@ void Run<Real>::sum_along(const Stage& g, At s) {
       Real* to = out(g, moves[0], item, s, p);
       const double known = *out_level(g, item, s, p);
       std::fill(to, to + count, Real(0));
+      const Real scale = count == 1 ? Real(1) : Real(0);  // of one cell all shares are made together
+      if (count == 1) shares(g, done, &scale, known, item, 1);
       for (const Entry& one : entries) {
         const int64_t size = one.high - one.low + 1;
-        Real* row = terms.data();
-        product(one, item, Real(level_of(one, item) - known), row);
-        for (int64_t k = 0; k < size; ++k) row[k] -= finite(done[one.low + k]);
-        exps(row, row, Real(0), size);
+        Real* row = terms.data() + (count == 1 ? &one - entries.data() : 0);
+        if (count > 1) {
+          product(one, item, Real(level_of(one, item) - known), row);
+          for (int64_t k = 0; k < size; ++k) row[k] -= finite(done[one.low + k]);
+          exps(row, row, Real(0), size);
+        }
         for (const Part* f = factors_of.data() + one.first; f < factors_of.data() + one.first + one.count; ++f) {
           if (!moves[f->f->slot]) continue;
           const Line from = line_of(*f, item);

@@ -248,7 +248,12 @@ template <typename Real> struct Run {
   // ---- sums (sums.h) ----
 
   // An alternative of a sum at a place, or for the places from `low` to `high`, with its factors for item 0.
-  struct Part { const Factor* f; int64_t at, level, hop, level_hop, looked[kLooks], apart[kLooks]; };
+  struct Part {
+    const Factor* f;
+    int64_t at, level, hop, level_hop, looks;
+    const Look* from[kLooks];  // those of its looks that say another place for each item
+    int64_t looked[kLooks], apart[kLooks];
+  };
   struct Entry { int64_t first, count, low, high; double level; };
   std::vector<Entry> entries;
   std::vector<Part> factors_of;
@@ -267,8 +272,8 @@ template <typename Real> struct Run {
   Line line_of(const Part& f, int64_t item) const {
     Line to{f.at + item * f.f->item, f.hop};
     if (f.f->level_item >= 0) to.levels = levels + item * f.f->level_item + f.level, to.level_hop = f.level_hop;
-    for (int64_t k = 0; k < f.f->looks; ++k) {
-      const Look& l = looks[f.f->look + k];
+    for (int64_t k = 0; k < f.looks; ++k) {
+      const Look& l = *f.from[k];
       const int64_t* from = numbers(l, item) + f.looked[k];
       if (!f.f->gather) to.at += l.stride * *from, to.levels += l.level * *from;
       else to.numbers[to.looks] = from, to.apart[to.looks] = f.apart[k], to.stride[to.looks++] = l.stride;
@@ -276,6 +281,24 @@ template <typename Real> struct Run {
     return to;
   }
   double level_of(const Entry& one, int64_t item) const;
+  // The log of an entry of one cell.
+  double log_of_entry(const Entry& one, int64_t item) const {
+    double sum = 0;
+    for (const Part* f = factors_of.data() + one.first; f < factors_of.data() + one.first + one.count; ++f) {
+      const Line from = line_of(*f, item);
+      sum += data[f->f->slot][from(0)] + (from.levels ? *from.levels : 0);
+    }
+    return sum;
+  }
+  // Writes the exponentials of some logs, none above 0 but for rounding, in their place; returns their sum.
+  static Real exps_sum(Real* logs, int64_t count) {
+    exps(logs, logs, Real(0), count);
+    Real sum = 0;
+#pragma omp simd reduction(+ : sum)
+    for (int64_t k = 0; k < count; ++k) sum += logs[k];
+    return sum;
+  }
+  template <bool best> void sum_of_cell(int64_t item, Real* to, double* known);
   void product(const Entry& one, int64_t item, Real more, Real* to) const;
   template <bool best> void sum_up(const Stage& g, At s);
   void shares(const Stage& g, const Real* done, const Real* above, double known, int64_t item, int64_t count);

@@ -28,11 +28,17 @@ void Run<Real>::collect_entries(const Stage& g, At s, int64_t first, int64_t cou
         entries.push_back({int64_t(factors_of.size()), a->count, part.low, part.high, 0});
         for (const Factor* f = factors + a->first; f < factors + a->first + a->count; ++f) {
           factors_of.push_back({f, value(f->at, here, p, r), value(f->level, here, p, r), wide ? f->hop : f->at.p,
-                                wide ? f->level_hop : f->level.p});
+                                wide ? f->level_hop : f->level.p, 0});
+          Part& made = factors_of.back();
           for (int64_t k = 0; k < f->looks; ++k) {
             const Look& l = looks[f->look + k];
-            factors_of.back().looked[k] = value(l.at, here, p, r);
-            factors_of.back().apart[k] = wide ? l.hop : l.at.p;
+            const int64_t at = value(l.at, here, p, r);
+            if (!f->gather && !l.item) {  // all items have the same place
+              const int64_t number = numbers(l, 0)[at];
+              made.at += l.stride * number, made.level += l.level * number;
+            } else {
+              made.from[made.looks] = &l, made.looked[made.looks] = at, made.apart[made.looks++] = wide ? l.hop : l.at.p;
+            }
           }
         }
       }
@@ -84,6 +90,22 @@ void Run<Real>::product(const Entry& one, int64_t item, Real more, Real* to) con
   if (none) std::fill(to, to + count, more);
 }
 
+// The sum of the entries of one cell, which lie side by side in `terms`, and its level.
+template <typename Real>
+template <bool best>
+void Run<Real>::sum_of_cell(int64_t item, Real* to, double* known) {
+  const int64_t many = entries.size();
+  tops.resize(std::max<int64_t>(tops.size(), many)), terms.resize(std::max<int64_t>(terms.size(), many));
+  double top = -INFINITY, sum = 1;
+  for (int64_t k = 0; k < many; ++k) top = std::max(top, tops[k] = log_of_entry(entries[k], item));
+  if (!(top > -INFINITY)) { *to = kNever<Real>, *known = 0; return; }
+  if (!best && many > 1) {
+    for (int64_t k = 0; k < many; ++k) terms[k] = Real(tops[k] - top);
+    sum = exps_sum(terms.data(), many);
+  }
+  *to = 0, *known = top + std::log(sum);
+}
+
 // The sums of a step, in logs relative to the largest entry of each row, whose level is that of all of it.
 template <typename Real>
 template <bool best>
@@ -101,6 +123,7 @@ void Run<Real>::sum_up(const Stage& g, At s) {
       if (!is_needed(g, item, s)) continue;
       Real* to = out(g, data[0], item, s, p);
       double* known = out_level(g, item, s, p);
+      if (count == 1) { sum_of_cell<best>(item, to, known); continue; }
       double base = -INFINITY;
       for (Entry& one : entries) base = std::max(base, one.level = level_of(one, item));
       *known = 0;
@@ -143,6 +166,13 @@ void Run<Real>::sum_up(const Stage& g, At s) {
 template <typename Real>
 void Run<Real>::shares(const Stage& g, const Real* done, const Real* above, double known, int64_t item, int64_t count) {
   terms.resize(std::max<int64_t>(terms.size(), int64_t(entries.size()) * count)), totals.assign(count, Real(0));
+  if (count == 1) {
+    const int64_t many = entries.size();
+    for (int64_t k = 0; k < many; ++k) terms[k] = Real(log_of_entry(entries[k], item) - known - finite(*done));
+    const Real sum = exps_sum(terms.data(), many), scale = sum > 0 ? *above / sum : 0;
+    for (int64_t k = 0; k < many; ++k) terms[k] *= scale;
+    return;
+  }
   for (size_t k = 0; k < entries.size(); ++k) {
     const Entry& one = entries[k];
     Real *row = terms.data() + k * count, *sums = totals.data() + one.low;
