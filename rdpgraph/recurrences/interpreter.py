@@ -424,12 +424,10 @@ class Run:
         else:
             chosen = pool.index_select(1, read.rows.to(pool.device))
         values = chosen.reshape(len(pool), *read.sizes, *pool.shape[2:])
-        values, labels = self._looked_up(values, read.labels)
+        values, labels = self.looked_up(values, read.labels)
         return merge_names(values, (*read.names, *labels))
 
-    def _looked_up(
-        self, values: Tensor, labels: Sequence[str | Lookup]
-    ) -> tuple[Tensor, list[str]]:
+    def looked_up(self, values: Tensor, labels: Sequence[str | Lookup]) -> tuple[Tensor, list[str]]:
         """Values with the entries that data name in place of some labels; the names of labels."""
         names, first = list[str](), values.ndim - len(labels)
         for label in labels:

@@ -249,9 +249,11 @@ class _Cells:
             bare = [at.bare for at in read.index]
             others = [name for at in read.index if at.bare is None for name in at.names]
             once = {n for n in bare if bare.count(n) == 1 and n in labels and n not in others}
-            kept = [k for k, name in enumerate(bare) if name in once]
+            kept = [
+                k for k, n in enumerate(bare) if n in once and sizes[n] == source.shape[1 + k]
+            ]  # fmt: skip
             taken = [k for k in range(len(bare)) if k not in kept]
-            names = [str(bare[k]) for k in kept]
+            read_labels: list[str | Lookup] = [str(bare[k]) for k in kept]
             within = {n for k in taken for n in read.index[k].names if n in labels}
             values = self._with_labels(values, sorted(within), sizes)
             dims = (*dims, *sorted(within))
@@ -266,8 +268,9 @@ class _Cells:
             shape, source = self.shapes[table.name], self.values[table.name]
             each = dict(zip(table.axes, read.index, strict=True))
             axes = {a: self._index(at, values, dims) for a, at in each.items() if a not in labels}
-            row, names = self._row_of(table, axes), [str(each[axis]) for axis in shape.labels]
-            row = row.clamp(0, max(0, source.shape[1] - 1))
+            row = self._row_of(table, axes).clamp(0, max(0, source.shape[1] - 1))
+            own = [each[axis] for axis in shape.labels]
+            read_labels = [at if isinstance(at, Lookup) else str(at) for at in own]
         if not source.shape[1]:
             source = self.run.like.new_full((1, 1, *source.shape[2:]), self.run.semiring.zero)
         row = row.reshape(*[1] * (1 + len(dims) - row.ndim), *row.shape)
@@ -275,6 +278,7 @@ class _Cells:
         row = row.reshape(len(row), *(row.shape[1 + k] for k in moving))
         chosen = entries_at(source, row.reshape(len(row), -1))
         chosen = chosen.reshape(len(chosen), *row.shape[1:], *source.shape[2:])
+        chosen, names = self.run.looked_up(chosen, read_labels)
         return merge_names(chosen, [*(dims[k] for k in moving), *names])
 
     @staticmethod
