@@ -5,6 +5,7 @@ usual models in the manner of scikit-learn.
 """
 
 from rdpgraph.learn.compound import Mixture, Product
+from rdpgraph.learn.covariates import Driven, Rates
 from rdpgraph.learn.densities import Density, Durations
 from rdpgraph.learn.em import EM, Fit, Step
 from rdpgraph.learn.emissions import Bernoulli, Categorical, Emission, Poisson
@@ -27,6 +28,7 @@ __all__ = [
     "Bernoulli",
     "Categorical",
     "Density",
+    "Driven",
     "Durations",
     "Emission",
     "Fit",
@@ -38,6 +40,7 @@ __all__ = [
     "Poisson",
     "Probabilities",
     "Product",
+    "Rates",
     "SequenceTagger",
     "Step",
     "fit_by_gradient",

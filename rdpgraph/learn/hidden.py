@@ -15,11 +15,12 @@ from rdpgraph._core.masked import present
 from rdpgraph._core.numbers import is_whole
 from rdpgraph._core.portable import Arguments
 from rdpgraph.errors import EvidenceError, ImpossibleEvidenceError, ModelError
+from rdpgraph.learn.covariates import Driven, DrivenTransition
 from rdpgraph.learn.em import EM, Fit, Step, best_fit
 from rdpgraph.learn.emissions import Emission
 from rdpgraph.learn.gradient import standard_errors
 from rdpgraph.learn.parameters import Parameter, Probabilities, require_table
-from rdpgraph.learn.sequences import PaddedBatch, as_rows, batches_of, sequences_of
+from rdpgraph.learn.sequences import PaddedBatch, as_rows, batches_of, sequences_of, without
 from rdpgraph.model.potentials.lowrank import LowRank
 
 Values = dict[str, Tensor]
@@ -48,6 +49,7 @@ class HiddenStates(Arguments, ABC):
     tolerance: float = 1e-4
     hard: bool = False
     progress: Callable[[Step], None] | None = None
+    covariates: Sequence[int] = ()
 
     @property
     def _complete(self) -> bool:
@@ -100,7 +102,7 @@ class HiddenStates(Arguments, ABC):
             self, states="[1, inf)", starts="[1, inf)", limit="[0, inf)", tolerance="[0, inf]"
         )
         sequences = sequences_of(X, lengths)
-        observed = torch.cat(sequences)
+        observed = self._shown(sequences)
         if not len(observed):
             raise EvidenceError(f"{type(self).__name__} is fitted to sequences; X has no step.")
         given = generator or torch.Generator()
@@ -126,7 +128,7 @@ class HiddenStates(Arguments, ABC):
                 raise
 
         self.fit_: Fit = best_fit(self.starts, fitted)
-        self.n_features_in_ = observed.shape[1]
+        self.n_features_in_ = sequences[0].shape[1]
         return self
 
     def _fixed_parameters(self, tables: Mapping[str, Parameter]) -> list[str]:
@@ -188,7 +190,13 @@ class HiddenStates(Arguments, ABC):
 
     @property
     def transition_(self) -> Any:
-        """The fitted transition: (states, states) log-probabilities, [from, to], or a `LowRank`."""
+        """The fitted transition: (states, states) log-probabilities, [from, to], or a `LowRank`.
+
+        Of a module of covariates, a copy of the module with the weights that were fitted.
+        """
+        driven = self._fitted().get("transition")
+        if isinstance(driven, DrivenTransition):
+            return driven.learned
         values = {n: p.value(None) for n, p in self._fitted().items() if n != "emission"}
         return transition_of(values)
 
@@ -205,7 +213,8 @@ class HiddenStates(Arguments, ABC):
 
     def structure(self, X: Any, lengths: Any = None) -> Any:
         """Return a `Chain` or `SemiMarkov` of all sequences, padded; log Z (B,) is their score."""
-        return self._of(as_rows(self._read(X, lengths)), self._fitted())
+        sequences = self._read(X, lengths)
+        return self._of(as_rows(sequences, covariates=self.covariates), self._fitted())
 
     def score(self, X: Any, lengths: Any = None) -> float:
         """The log-likelihood of all sequences (nats)."""
@@ -236,20 +245,35 @@ class HiddenStates(Arguments, ABC):
 
         return torch.cat(self._each(X, lengths, ask))
 
-    def sample(self, steps: int, generator: torch.Generator | None = None) -> tuple[Tensor, Tensor]:
+    def sample(
+        self, steps: int, generator: torch.Generator | None = None, *, covariates: Any = None
+    ) -> tuple[Tensor, Tensor]:
         """A sequence (steps, columns), and its states (steps,).
 
+        Given covariates (steps, k), where the model has these; the columns are then the others.
+
         Raises:
-            ModelError: a number of steps that is none.
+            ModelError: a number of steps that is none, or covariates that do not fit.
         """
         if not is_whole(steps):
             raise ModelError(f"sample needs a number of steps; got {steps!r:.80}.")
-        rows = as_rows([torch.full((steps, 1), math.nan, dtype=torch.float64)])
+        rows: PaddedBatch = as_rows([torch.full((steps, 1), math.nan, dtype=torch.float64)])
+        driving = None
+        if self.covariates:
+            (driving,) = sequences_of([] if covariates is None else covariates)
+            if driving.shape != (steps, len(self.covariates)) or bool(driving.isnan().any()):
+                raise ModelError(
+                    f"sample needs covariates ({steps}, {len(self.covariates)}) of the steps, "
+                    f"without gaps; got {tuple(driving.shape)}."
+                )
+            rows = {**rows, "covariates": driving.unsqueeze(0)}
         parameters = self._fitted()
         values = {name: p.value(rows) for name, p in parameters.items() if name != "emission"}
         values["emission"] = torch.zeros(1, steps, self.states, dtype=torch.float64)
         drawn = self._model(values, rows).sample(1, generator)
         states = _labels(drawn).reshape(steps)
+        if isinstance(self.emission_, Driven):
+            return self.emission_.sample(states, generator, driving), states
         return self.emission_.sample(states, generator), states
 
     def aic(self, X: Any, lengths: Any = None) -> float:
@@ -285,11 +309,31 @@ class HiddenStates(Arguments, ABC):
     def _read(self, X: Any, lengths: Any) -> list[Tensor]:
         """Sequences checked against the emission."""
         sequences, emission = sequences_of(X, lengths), self.emission_
+        shown = self._shown(sequences)
         try:
-            emission.blank(self.states, torch.cat(sequences))
+            emission.blank(self.states, shown)
         except ModelError as error:
             raise EvidenceError(f"X does not fit the tables: {error}") from None
         return sequences
+
+    def _shown(self, sequences: Sequence[Tensor]) -> Tensor:
+        """(steps, columns) of all sequences without their covariates, which are checked."""
+        every = torch.cat(list(sequences))
+        columns, driving = every.shape[1], [*self.covariates]
+        if not driving:
+            return every
+        if not all(is_whole(c, 0) and c < columns for c in driving) or len({*driving}) >= columns:
+            raise ModelError(
+                f"covariates name columns of X, from 0 to {columns - 1}, and leave one to be "
+                f"observed; got {driving!r:.80}."
+            )
+        lacking = every[:, driving].isnan().any(1).nonzero()
+        if len(lacking):
+            raise EvidenceError(
+                f"Row {int(lacking[0])} of X lacks a covariate; observations may be missing, and "
+                "covariates may not: fill them in, or leave the row out."
+            )
+        return every[:, without(driving, columns)]
 
     def _told(self, start: int) -> Callable[[Step], None] | None:
         tell = self.progress
@@ -305,7 +349,7 @@ class HiddenStates(Arguments, ABC):
             (longest, self.states, self._longest),
             "cut it into several, or take fewer states or durations",
         )
-        return batches_of(sequences, self.states * self._longest, self._cells)
+        return batches_of(sequences, self.states * self._longest, self._cells, self.covariates)
 
     def _each(self, X: Any, lengths: Any, ask: Callable[[Any], Tensor]) -> list[Tensor]:
         """Answers for each sequence, cut to its length where they are by steps."""
@@ -327,6 +371,13 @@ class HiddenStates(Arguments, ABC):
         states, rank, given = self.states, self.rank, self.transition
         first = self._start_table("start", (states,), like, self.start_prior, generator)
         tables: dict[str, Parameter] = {"start": first}
+        if isinstance(given, torch.nn.Module):
+            if rank is not None:
+                raise ModelError(f"{type(self).__name__} takes a rank or a module, and not both.")
+            given = DrivenTransition(given, states=states)
+        if isinstance(given, Parameter):
+            driven = given if generator is None else given.drawn(generator)
+            return {**tables, "transition": driven}
         if not self._of_rank:
             square = (states, states)
             table = self._start_table("transition", square, like, prior, generator)

@@ -15,7 +15,7 @@ from rdpgraph.learn.densities import Durations
 from rdpgraph.learn.hidden import HiddenStates, Values, transition_of
 from rdpgraph.learn.parameters import Parameter, Probabilities, require_table
 from rdpgraph.learn.sequences import PaddedBatch
-from rdpgraph.logspace.logmatrix import safe_log
+from rdpgraph.logspace.logmatrix import finite, safe_log, soft_sum
 from rdpgraph.structures.chain.constructors import with_ends
 from rdpgraph.structures.chain.model import Chain
 from rdpgraph.structures.semimarkov import SemiMarkov
@@ -30,7 +30,14 @@ class HMM(HiddenStates):
         emission: of what is observed in a state, such as `Gaussian`.
         start: (states,) log-probabilities of the first state to start from; None: uniform.
         transition: (states, states) those of a state after another, [from, to]. Entries of -inf
-            stay in both, as those of `left_to_right`. `LowRank`: a fit of a rank goes on.
+            stay in both, as those of `left_to_right`. `LowRank`: a fit of a rank goes on. A module
+            of torch gives scores (rows, states, states) of the covariates (rows, k) of the step
+            that a transition leads into, whose softmax over the last dim they are; its weights are
+            fitted by gradient in every step of EM. `Rates` is one for irregular times. Or a
+            `Parameter`, such as `Probabilities` of which some entries are held.
+        end: (states,) log-probabilities that a sequence ends after each state, to start from; they
+            are fitted with the transition, whose rows are those of sequences that go on. None:
+            sequences are cut anywhere.
         start_prior: pseudo-counts of first states.
         transition_prior: pseudo-counts of transitions, one number or a table.
         fixed: names of what stays as it is given: "start", "transition", "emission". Tables of an
@@ -44,6 +51,8 @@ class HMM(HiddenStates):
         hard: counts are those of the most probable states, whose score takes the place of the
             log-likelihood.
         progress: called with a `Step` after every step.
+        covariates: columns of X that are covariates, without gaps; the others are observed.
+            `Driven` is an emission that depends on them.
 
     Attributes:
         fit_: the `Fit`; its history is the log-likelihood plus the log-prior (nats).
@@ -58,6 +67,24 @@ class HMM(HiddenStates):
     """
 
     sticky: float = 0.0
+    end: Any = None
+
+    @property
+    def end_(self) -> Tensor:
+        """(states,) log-probabilities that a sequence ends after each state."""
+        if self.end is None:
+            raise ModelError("The HMM has no end: give end=, log-probabilities to start from.")
+        return self._fitted()["transition"].value(None)[:, -1]
+
+    @property
+    def transition_(self) -> Any:
+        """As of `HiddenStates`; with an end, of sequences that go on."""
+        table = super().transition_
+        if self.end is None:
+            return table
+        totals = soft_sum(going := table[:, :-1], 1).unsqueeze(1)
+        alike = torch.full_like(going, -math.log(self.states))
+        return torch.where(totals > -math.inf, going - finite(totals), alike)
 
     def _tables(self, like: Tensor, generator: torch.Generator | None) -> dict[str, Parameter]:
         if self.sticky and self._of_rank:
@@ -66,11 +93,40 @@ class HMM(HiddenStates):
         prior = torch.as_tensor(prior, dtype=torch.float64)
         if self.sticky:
             prior = prior + self.sticky * torch.eye(self.states, dtype=torch.float64)
-        return self._start_tables(like, prior, generator)
+        tables = self._start_tables(like, prior, None if self.end is not None else generator)
+        if self.end is None:
+            return tables
+        follows = tables.get("transition")
+        if not isinstance(follows, Probabilities) or isinstance(self.transition, Parameter):
+            raise ModelError("HMM with an end needs a table of transitions, and no rank or module.")
+        ends = present("HMM's end", self.end)
+        ends = torch.as_tensor(ends, dtype=torch.float64, device=like.device)
+        if tuple(ends.shape) != (self.states,) or not bool((ends <= 0).all()):
+            raise ModelError(
+                f"HMM needs an end of log-probabilities {(self.states,)}; got "
+                f"{tuple(ends.shape)}, the largest {float(ends.max()) if ends.numel() else 0.0:g}."
+            )
+        # One table: the states that follow, and the end.
+        going = safe_log(-torch.expm1(ends)).unsqueeze(1) + follows.log_values
+        joint = torch.cat([going, ends.unsqueeze(1)], 1)
+        pseudo = torch.as_tensor(follows.prior).to(joint)
+        if pseudo.ndim and pseudo.shape[-1] == self.states > 1:
+            pseudo = torch.nn.functional.pad(pseudo, (0, 1))
+        elif self.sticky or pseudo.ndim:
+            pseudo = torch.nn.functional.pad(pseudo.expand(follows.log_values.shape), (0, 1))
+        made = Probabilities(joint, prior=pseudo)
+        start = tables["start"]
+        if generator is not None:
+            start, made = start.drawn(generator), made.drawn(generator)
+        return {**tables, "start": start, "transition": made}
 
     def _model(self, values: Values, rows: PaddedBatch) -> Chain:
-        unary = with_ends(values["emission"], values["start"], None, None)
-        return Chain(unary, transition_of(values), lengths=rows["lengths"])
+        transition, end = transition_of(values), None
+        if self.end is not None and isinstance(transition, Tensor):
+            transition, end = transition[..., :-1], transition[..., -1]
+        lengths = None if end is None else rows["lengths"]
+        unary = with_ends(values["emission"], values["start"], end, lengths)
+        return Chain(unary, transition, lengths=rows["lengths"])
 
 
 @dataclass(eq=False, kw_only=True)
@@ -89,6 +145,7 @@ class HSMM(HiddenStates):
         start: as for `HMM`; so are start_prior and transition_prior.
         transition: as for `HMM`, between segments; None: no state follows itself, unless there is a
             rank.
+        covariates: as for `HMM`, for an emission that depends on them.
         rank: as for `HMM`, between segments.
         duration_prior: pseudo-counts of durations.
         fixed: as for `HMM`, and "durations".
@@ -130,6 +187,11 @@ class HSMM(HiddenStates):
 
     def _tables(self, like: Tensor, generator: torch.Generator | None) -> dict[str, Parameter]:
         states, prior = self.states, self.transition_prior
+        if isinstance(self.transition, torch.nn.Module):
+            raise ModelError(
+                "HSMM takes a table of transitions between segments; a module of covariates is the "
+                "transition of an HMM."
+            )
         tables = self._start_tables(like, prior, generator)
         if self.transition is None and states > 1 and not self._of_rank:
             self._require_table("transition", (states, states))

@@ -17,7 +17,8 @@ from rdpgraph.errors import EvidenceError
 
 PaddedBatch = Mapping[str, Tensor]
 """Sequences: "observed" (B, T, columns), NaN where missing or beyond an end; "lengths" (B,);
-"places" (B, 2), the number of the first step of each among all, and that of all."""
+"places" (B, 2), the number of the first step of each among all, and that of all; where some columns
+are covariates, "covariates" (B, T, k), 0 beyond an end."""
 
 _LLOYD, _SAMPLED, _SOFT = 10, 2**14, 0.1  # steps, rows, and the weight shared by all clusters
 
@@ -78,7 +79,7 @@ def _matrix(given: Any) -> Tensor:
 
 
 def batches_of(
-    sequences: Sequence[Tensor], width: int, aim: int
+    sequences: Sequence[Tensor], width: int, aim: int, covariates: Sequence[int] = ()
 ) -> Iterator[tuple[PaddedBatch, list[int]]]:
     """Batches of sequences, long ones first, with their numbers.
 
@@ -97,22 +98,36 @@ def batches_of(
         count = sum(sizes[number] >= least for number in order[:count])
         chosen, order = order[:count], order[count:]
         places = [begins[number] for number in chosen]
-        yield as_rows([sequences[n] for n in chosen], places, max(1, begins[-1])), chosen
+        few = [sequences[n] for n in chosen]
+        yield as_rows(few, places, max(1, begins[-1]), covariates), chosen
 
 
 def as_rows(
-    sequences: Sequence[Tensor], places: Sequence[int] = (0,), total: int = 0
-) -> PaddedBatch:
-    """A padded batch of sequences (steps, columns), with the place of each first step among all."""
+    sequences: Sequence[Tensor], places: Sequence[int] = (0,), total: int = 0,
+    covariates: Sequence[int] = (),
+) -> PaddedBatch:  # fmt: skip
+    """A padded batch of sequences (steps, columns), with the place of each first step among all.
+
+    Some of their columns may be covariates.
+    """
     lengths = [len(each) for each in sequences]
     device = sequences[0].device
     padded = pad_sequence(list(sequences), batch_first=True, padding_value=math.nan)
-    return {
+    driving: dict[str, Tensor] = {}
+    if covariates:
+        driving["covariates"] = padded[..., [*covariates]].nan_to_num(0.0)
+        padded = padded[..., without(covariates, padded.shape[2])]
+    return driving | {
         # One column after the other in memory, as emissions sum over steps.
         "observed": padded.movedim(2, 0).contiguous().movedim(0, 2),
         "lengths": torch.tensor(lengths, device=device),
         "places": torch.tensor([(at, total or sum(lengths)) for at in places], device=device),
     }
+
+
+def without(covariates: Sequence[int], columns: int) -> list[int]:
+    """The columns that are no covariates."""
+    return [column for column in range(columns) if column not in covariates]
 
 
 def clusters(observed: Tensor, states: int, generator: torch.Generator) -> Tensor:
