@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from rdpgraph._core.arguments import require_fields, typed
+from rdpgraph._core.units import duration, quantity
 from rdpgraph.distributed.collectives import Peers, fingerprint_of
 from rdpgraph.distributed.graphs import GraphPart, members_among
 from rdpgraph.engines.reduction.network import may_have_zeros
@@ -19,7 +20,6 @@ from rdpgraph.model.domain import Domain, Entry
 from rdpgraph.model.graph import FactorGraph
 from rdpgraph.model.potentials.table import Table
 from rdpgraph.model.variable import Variable, VariableArray
-from rdpgraph.plan.plan import duration, quantity
 
 if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh

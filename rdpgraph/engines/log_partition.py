@@ -16,7 +16,7 @@ from rdpgraph._core import effort, tuning
 from rdpgraph._core.cache import cached_property
 from rdpgraph.engines.minibuckets.estimate import Estimate
 from rdpgraph.engines.minibuckets.solution import MiniBucketSolution
-from rdpgraph.engines.portfolio import FirstConverged
+from rdpgraph.engines.portfolio import FirstConverged, Sought
 from rdpgraph.engines.solution import (
     OF_LOG_PARTITION,
     Delegate,
@@ -46,7 +46,7 @@ Markov's inequality."""
 class BestKnown(Delegate):
     """Messages for most answers; the best known log Z and marginals, without gradients."""
 
-    messages: FirstConverged  # answers all other questions
+    others: FirstConverged | Sought  # answers all other questions
     # gives estimates with errors and bounds, within some seconds
     drawn: Callable[[float], MiniBucketSolution] = field(repr=False)
     # gives log Z alone within some seconds, or raises `BudgetError`; None if too large
@@ -54,7 +54,12 @@ class BestKnown(Delegate):
     allowance: Allowance  # seconds, those of the messages
 
     def _ask(self, question: Question[Value]) -> Value:
-        return question(self.messages)
+        return question(self.others)
+
+    @property
+    def messages(self) -> FirstConverged:
+        """The messages among the others."""
+        return self.others.messages
 
     @cached_property
     def _exact(self) -> Solution | None:
@@ -65,7 +70,8 @@ class BestKnown(Delegate):
             with allowance.spending(), torch.no_grad():
                 solution = self.exactly(effort.EXACT_SUM * allowance.left())
                 solution.log_partition()
-        except BudgetError:
+        except BudgetError as error:
+            vars(self)["_late"] = f"contraction: {error}"
             return None
         return solution
 
@@ -121,7 +127,7 @@ class BestKnown(Delegate):
     @cached_property
     def _marginals(self) -> tuple[Tensor, bool]:
         """(B, S) probabilities, and whether some of them come from estimates."""
-        flat = self.messages.variable_marginals().detach()
+        flat = self.others.variable_marginals().detach()
         if self.messages.chosen.status().exact or not self._draws_tell:
             return flat, False
         with self.messages.for_sums.spending(), suppress(BudgetError):
@@ -183,7 +189,7 @@ class BestKnown(Delegate):
         """(B,) and (B,): -inf and +inf once stopped, where nothing was drawn; else None."""
         if not clock.stopped() or "_drawn" in self.__dict__:
             return None
-        batch = self.messages.seeker.network.batch
+        batch = self.messages.network.batch
         infinite = torch.full((batch,), math.inf, dtype=torch.float64, device="cpu")
         return -infinite, infinite
 
@@ -191,7 +197,7 @@ class BestKnown(Delegate):
         """Interval tightened by the mode, and by the messages that bound log Z for it."""
         if not bool((ends[0] < ends[1]).any()):
             return ends
-        below, above = (bound.double().cpu() for bound in self.messages.bounds_by_mode)
+        below, above = (bound.double().cpu() for bound in self.others.bounds_by_mode)
         return torch.maximum(ends[0], below), torch.minimum(ends[1], above)
 
     def status(self) -> Status:
@@ -203,10 +209,12 @@ class BestKnown(Delegate):
         """Status of log Z, of marginals, or of the messages that give other answers."""
         if answer in OF_LOG_PARTITION:
             status = self.chosen.status_of(answer)
+            late: str = vars(self).get("_late", "")
+            status = replace(status, tried=(late, *status.tried)) if late else status
             if self.chosen not in (self._exact, self.__dict__.get("_drawn")):
                 return self.messages.advised(status)
             return replace(status, method=status.method or "contraction")
-        status = self.messages.status_of(answer)
+        status = self.others.status_of(answer)
         if answer == "variable_marginals" and self._marginals[1]:
             return replace(status, method=f"{status.method} and populations")
         return status

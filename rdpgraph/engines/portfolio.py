@@ -5,12 +5,14 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from functools import partial
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from rdpgraph._core import effort
 from rdpgraph._core.cache import cached_property
+from rdpgraph.engines.reduction.network import Network
 from rdpgraph.engines.search.solution import SearchedMarginalModes, Seeker, proved
 from rdpgraph.engines.search.starts import Searched, best_of, likeliest, violations
 from rdpgraph.engines.solution import (
@@ -30,11 +32,10 @@ _log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, eq=False)
-class FirstConverged(SearchedMarginalModes, Delegate):
+class FirstConverged(Delegate):
     """Tries solutions in turn until one converges; else takes the one of least residual.
 
-    With hard zeros it takes the one whose likeliest states violate the fewest factors. Modes have
-    separate messages, which are taken if consistent, and else start a search.
+    With hard zeros it takes the one whose likeliest states violate the fewest factors.
     """
 
     # give the solutions from the remaining seconds, the better ones first; run only when they are
@@ -42,29 +43,28 @@ class FirstConverged(SearchedMarginalModes, Delegate):
     attempts: tuple[Callable[[float], Solution], ...] = field(repr=False)
     # gives messages for modes and max-marginals from the remaining seconds
     modal: Callable[[float], Solution] = field(repr=False)
-    seeker: Seeker = field(repr=False)  # finds better modes, and bounds them
+    network: Network  # reduced
     allowance: Allowance  # seconds: for all answers, or counted for each
     # gives messages as `Loopy` by default, from the remaining seconds or without a limit; with hard
     # zeros their mode is compared at the end
     plainly: Callable[[float | None], Solution] | None = field(default=None, repr=False)
     first: float = 0.0  # part of the time for these before others
     remedy: str = ""  # advice that gives better answers than all of them
-    # hard zeros of logical factors: plain messages are those for modes, and a search goes on there
-    logical: bool = False
+
+    @property
+    def messages(self) -> "FirstConverged":
+        """These messages, as `Sought` has them too."""
+        return self
 
     @cached_property
     def for_sums(self) -> Allowance:
         """Seconds for log Z, marginals, and what is read off the same messages."""
         return self.allowance.for_one_answer()
 
-    @cached_property
-    def _for_modes(self) -> Allowance:
-        return self.allowance.for_one_answer()
-
     @property
-    def _decoding(self) -> Callable[[float | None], Solution] | None:
+    def decoding(self) -> Callable[[float | None], Solution] | None:
         """Messages of `Loopy` by default; None without hard zeros."""
-        hard = self.plainly is not None and self.seeker.network.possible is not None
+        hard = self.plainly is not None and self.network.possible is not None
         return self.plainly if hard else None
 
     @cached_property
@@ -72,9 +72,9 @@ class FirstConverged(SearchedMarginalModes, Delegate):
         """Messages of `Loopy` before all others, if there is time for both."""
         part, allowance = self.first, self.for_sums
         late = part < 1.0 and allowance.spent > part * allowance.seconds
-        return None if late or not part else self._started(part, allowance)
+        return None if late or not part else self.started(part, allowance)
 
-    def _started(self, part: float, allowance: Allowance) -> Solution | None:
+    def started(self, part: float, allowance: Allowance) -> Solution | None:
         """Messages of `Loopy` in a part of the time, and at least what planning may take."""
         if self.plainly is None:
             return None
@@ -87,7 +87,7 @@ class FirstConverged(SearchedMarginalModes, Delegate):
     def tried(self) -> tuple[Solution, ...]:
         """Solutions that were tried, in turn."""
         every = [] if self._plain is None else [self._plain]
-        settled = self._decoding is None and any(one.status().converged for one in every)
+        settled = self.decoding is None and any(one.status().converged for one in every)
         if settled or (every and self.for_sums.is_over):
             return tuple(every)
         with self.for_sums.spending():
@@ -107,7 +107,7 @@ class FirstConverged(SearchedMarginalModes, Delegate):
 
     def _faults(self, solution: Solution) -> tuple[float, ...]:
         """Violated factors, if any may be, and then what has not converged."""
-        violated = 0 if self._decoding is None else self._violated(solution)
+        violated = 0 if self.decoding is None else self._violated(solution)
         status = solution.status()
         residual = 0.0 if status.converged else status.residual or 0.0
         return violated, not status.converged, residual
@@ -118,7 +118,7 @@ class FirstConverged(SearchedMarginalModes, Delegate):
 
     def _violated(self, solution: Solution) -> int:
         """Number of factors that the likeliest states violate."""
-        graph = self.seeker.network.graph
+        graph = self.network.graph
         with torch.no_grad(), self.for_sums.spending():
             return int(violations(graph, likeliest(solution, graph)).sum())
 
@@ -127,6 +127,65 @@ class FirstConverged(SearchedMarginalModes, Delegate):
         """Solution whose log Z is nearest: a bound is no estimate, even if it converged."""
         free = [one for one in self._latest_first if not one.status().bound]
         return min(free, key=self._faults, default=self.chosen)
+
+    def _ask(self, question: Question[Value]) -> Value:
+        chosen = self.chosen
+        with self.for_sums.spending():
+            return question(chosen)
+
+    def status(self) -> Status:
+        """Status of log Z and marginals, with advice for better answers."""
+        status = self.advised(self.chosen.status())
+        others = (one.status() for one in self.tried if one is not self.chosen)
+        failed = dict.fromkeys(one.route for one in others if not one.converged)
+        return replace(status, tried=tuple(f"{name}: it has not converged" for name in failed))
+
+    def status_of(self, answer: str) -> Status:
+        """The same for all answers, which are read off the same messages."""
+        del answer
+        return self.status()
+
+    def advised(self, status: Status) -> Status:
+        """A status with the advice for better answers, unless it is exact."""
+        if status.exact or not self.remedy:
+            return status
+        return replace(status, remedy="; ".join(filter(None, (status.remedy, self.remedy))))
+
+    @cached_property
+    def bounds_by_mode(self) -> tuple[Tensor, Tensor]:
+        """(B,) and (B,) -inf and inf: without a search there is no mode that bounds log Z."""
+        infinite = torch.full((self.network.batch,), math.inf, dtype=torch.float64, device="cpu")
+        return -infinite, infinite
+
+    def bounds(self) -> tuple[Tensor, Tensor]:
+        """(B,) and (B,) bounds on log Z, by the messages if they are bounds."""
+        lower, upper = Solution.bounds(self.chosen)
+        return lower.double().cpu(), upper.double().cpu()
+
+    def interval(self, confidence: float) -> tuple[Tensor, Tensor]:
+        del confidence  # nothing is drawn
+        return self.bounds()
+
+
+@dataclass(frozen=True, eq=False)
+class Sought(SearchedMarginalModes, Delegate):
+    """Modes by messages of their own if these are consistent, and else by a search from there.
+
+    All other questions are answered by the messages for sums.
+    """
+
+    messages: FirstConverged  # answer sums
+    seeker: Seeker = field(repr=False)  # finds better modes, and bounds them
+    allowance: Allowance  # seconds, those of the messages
+    # hard zeros of logical factors: plain messages are those for modes, and a search goes on there
+    logical: bool = False
+
+    def _ask(self, question: Question[Value]) -> Value:
+        return question(self.messages)
+
+    @cached_property
+    def _for_modes(self) -> Allowance:
+        return self.allowance.for_one_answer()
 
     @cached_property
     def _reweighted(self) -> Searched | None:
@@ -144,18 +203,18 @@ class FirstConverged(SearchedMarginalModes, Delegate):
     @cached_property
     def _messages(self) -> Solution:
         """Messages for modes."""
-        if self.logical and self.plainly is not None:
+        if self.logical and self.messages.plainly is not None:
             timed = not self.allowance.is_counted
             part = effort.MODE_START if timed else effort.DECODING / effort.MODES
-            return self._modal(part, self._for_modes, self.plainly)
-        soft = self.plainly is not None and self._decoding is None
+            return self._modal(part, self._for_modes, self.messages.plainly)
+        soft = self.messages.plainly is not None and self.messages.decoding is None
         part = effort.SOFT_MODE_START if soft else effort.MODE_START
         return self._modal(part, self._for_modes)
 
     @cached_property
     def _maxima(self) -> Solution:
         """Messages for max-marginals."""
-        if self._decoding is not None:
+        if self.messages.decoding is not None:
             return self._messages
         return self._modal(effort.MODE_START, self.allowance.for_one_answer())
 
@@ -163,7 +222,7 @@ class FirstConverged(SearchedMarginalModes, Delegate):
         self, part: float, allowance: Allowance, by: Callable[[float], Solution] | None = None
     ) -> Solution:
         with allowance.spending(), torch.no_grad():
-            solution = (by or self.modal)(part * allowance.left(effort.MODES))
+            solution = (by or self.messages.modal)(part * allowance.left(effort.MODES))
             solution.mode()
         return solution
 
@@ -171,28 +230,29 @@ class FirstConverged(SearchedMarginalModes, Delegate):
     def _start(self) -> Tensor:
         """Start of a search for a mode: the best configuration by messages, or by plain ones."""
         allowance, network = self._for_modes, self.seeker.network
-        if self._reweighted is not None and self._decoding is None and self.plainly is not None:
+        plainly, decoding = self.messages.plainly, self.messages.decoding
+        if self._reweighted is not None and decoding is None and plainly is not None:
             # The search compares this start with tree-reweighted ones, and soon passes both.
             with allowance.spending(), torch.no_grad():
-                return self.plainly(allowance.left(effort.PLAIN_PAIRS)).mode()
+                return plainly(allowance.left(effort.PLAIN_PAIRS)).mode()
         every = [self._messages.mode()]
         every += [] if self._reweighted is None else [self._reweighted.states]
-        if self.plainly is None:
+        if plainly is None:
             return best_of(network, every).states if len(every) > 1 else every[0]
         if self.logical:
             every.append(self._modal(effort.MODE_START, allowance).mode())
             return best_of(network, every).states
         plain = None
-        if self._decoding is not None:  # nothing else decodes parities as well: all of the time
-            plain = self._started(1.0, allowance)
+        if decoding is not None:  # nothing else decodes parities as well: all of the time
+            plain = self.messages.started(1.0, allowance)
         with allowance.spending(), torch.no_grad():
             if plain is not None:
                 every.append(likeliest(plain, network.graph))
             best = best_of(network, every)
             if plain is not None and bool(best.found.all()):
                 return best.states
-            part = max(effort.PLAIN_MODES if self._decoding is None else 1.0, self.first)
-            other = self.plainly(allowance.left(part)).mode()
+            part = max(effort.PLAIN_MODES if decoding is None else 1.0, self.messages.first)
+            other = plainly(allowance.left(part)).mode()
             return best_of(network, [best.states, other]).states
 
     @cached_property
@@ -230,45 +290,32 @@ class FirstConverged(SearchedMarginalModes, Delegate):
             seconds = effort.MODES * allowance.seconds
         with allowance.spending(), torch.no_grad():
             best = self.seeker.sought(None, start, seconds)
-            if self._decoding and not (self.logical or bool(best.optimal.all())):
+            if self.messages.decoding and not (self.logical or bool(best.optimal.all())):
                 timed = not allowance.is_counted
                 more = effort.DECODING * allowance.seconds
-                other = self._decoding(allowance.left() if timed else more).mode()
+                other = self.messages.decoding(allowance.left() if timed else more).mode()
                 both = best_of(self.seeker.network, [best.states, other])
                 best = replace(both, optimal=best.optimal)
         return best.warned()
-
-    def _ask(self, question: Question[Value]) -> Value:
-        chosen = self.chosen
-        with self.for_sums.spending():
-            return question(chosen)
-
-    def status(self) -> Status:
-        """Status of log Z and marginals, with advice for better answers."""
-        return self.advised(self.chosen.status())
 
     def status_of(self, answer: str) -> Status:
         """Status of the messages that answer, or of the search for a mode."""
         if answer == "max_marginals":
             maxima = self._maxima
             with self.allowance.for_one_answer().spending():
-                return self.advised(maxima.status_of(answer))
+                return self.messages.advised(maxima.status_of(answer))
         if answer == "mode":
             if self._messages_prove:
                 cut = bool((self.seeker.settled(0.0) >= 0).all())
-                return Status(method="minimum cut" if cut else "tree-reweighted messages")
+                method = "minimum cut" if cut else "tree-reweighted messages"
+                return Status(method=method, route="search")
             if self._messages_decide:
-                return self.advised(self._messages.status_of(answer))
+                return self.messages.advised(self._messages.status_of(answer))
             remedy = "more seconds may find better configurations"
-            status = Status(bool(self._found.optimal.all()), method="search")
-            return self.advised(status if status.exact else replace(status, remedy=remedy))
-        return self.status()
-
-    def advised(self, status: Status) -> Status:
-        """A status with the advice for better answers, unless it is exact."""
-        if status.exact or not self.remedy:
-            return status
-        return replace(status, remedy="; ".join(filter(None, (status.remedy, self.remedy))))
+            optimal = bool(self._found.optimal.all())
+            status = Status(optimal, method="search", route="search")
+            return self.messages.advised(status if status.exact else replace(status, remedy=remedy))
+        return self.messages.status_of(answer)
 
     def max_marginals(self) -> Tensor:
         maxima = self._maxima
@@ -319,7 +366,7 @@ class FirstConverged(SearchedMarginalModes, Delegate):
 
     def bounds(self) -> tuple[Tensor, Tensor]:
         """(B,) and (B,) bounds on log Z: by the mode, and by the messages if they are bounds."""
-        lower, upper = (end.double().cpu() for end in Solution.bounds(self.chosen))
+        lower, upper = (end.double().cpu() for end in Solution.bounds(self.messages.chosen))
         if not bool((lower < upper).any()):
             return lower, upper
         below, above = self.bounds_by_mode
@@ -370,8 +417,8 @@ class FirstConverged(SearchedMarginalModes, Delegate):
         allowance = self.allowance.for_one_answer()
         with allowance.spending(), torch.no_grad():
             start = None
-            if self.plainly is not None:
-                plain = self.plainly(allowance.left(effort.MARGINAL_START))
+            if self.messages.plainly is not None:
+                plain = self.messages.plainly(allowance.left(effort.MARGINAL_START))
                 start = likeliest(plain, self.seeker.network.graph)
             best = self.seeker.sought(numbers, start, allowance.left(effort.MARGINAL_MODES))
         return best.required(self.seeker.network.graph, "marginal mode")
@@ -423,19 +470,34 @@ class ExactFirst(Delegate):
         if question.subject == "sample":  # approximations have no draws
             return question(self.exact)
         kind = PASS_OF[question.subject]
-        if question.name == "status_of" or kind in self._fits or not self._may_fit(kind):
+        if question.name == "status_of":
+            return self._told(question(self._in_charge(kind)), kind)
+        if kind in self._fits or not self._may_fit(kind):
             return question(self._in_charge(kind))
         if not self.sure and question.name != kind:
             return question(self._in_charge(kind))
         # The question itself is the trial: its answer need not be computed twice.
         try:
             answer = self.exactly(question)
-        except BudgetError:
-            self._fits[kind] = False
+        except BudgetError as error:
+            self._fits[kind], self._reasons[kind] = False, str(error)
             return question(self._other)
         if question.name == kind:
             self._fits[kind] = True
         return answer
+
+    def _told(self, status: Any, kind: str) -> Any:
+        """A status that says why the exact engine did not give the answer it is of."""
+        if self._fits[kind]:
+            return status
+        first = _AFTER.get(kind, kind)
+        reason = self._reasons.get(kind) or self._reasons.get(first) or "there was no time left"
+        return replace(status, tried=(f"{self.exact.route}: {reason}", *status.tried))
+
+    @cached_property
+    def _reasons(self) -> dict[str, str]:
+        """Why kinds of answers are not exact."""
+        return {}
 
     def _in_charge(self, kind: str) -> Solution:
         """The solution that gives answers of a kind."""
@@ -457,7 +519,8 @@ class ExactFirst(Delegate):
         """Return whether an exact pass ends in time; it is cached."""
         try:
             self.exactly(Question[Tensor](kind))
-        except BudgetError:
+        except BudgetError as error:
+            self._reasons[kind] = str(error)
             return False
         return True
 

@@ -4,7 +4,7 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -118,6 +118,8 @@ def graph_held(graph: FactorGraph, which: Tensor | None = None) -> FactorGraph:
 @dataclass(frozen=True, eq=False)
 class LeftSolution(Supplemented):
     """Answers about a graph, from those about the graph reduced by evidence."""
+
+    route: ClassVar[str] = "structure"
 
     network: Network  # the graph, reduced
     inner: Solution  # solution of `graph_left`
@@ -261,6 +263,8 @@ class SitesInGraph:
 class RecognisedSolution(Supplemented):
     """Answers for a recognised graph."""
 
+    route: ClassVar[str] = "structure"
+
     graph: FactorGraph  # as declared
     match: Match  # the structure, and the variable at each of its sites
     # solves the graph as no structure, for questions that the structure does not answer
@@ -386,6 +390,8 @@ class OwnAnswers:
 @dataclass(frozen=True, eq=False)
 class StructureSolution(Solution):
     """Answers of a structure, site by site; a general graph answers the rest."""
+
+    route: ClassVar[str] = "structure"
 
     structure: Structure  # the model
     solve: Callable[[Any], Any]  # gives the posterior of its `factor_graph`

@@ -5,7 +5,7 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, Generic, ParamSpec, TypeVar
+from typing import Any, ClassVar, Generic, ParamSpec, TypeVar
 
 import torch
 from torch import Tensor
@@ -34,6 +34,9 @@ class Status:
         method: what answered, such as "loopy", or "randomized, by loopy" where an estimator made
             the model that messages solved; empty where exact inference answered alone.
         remedy: how to get a better answer; empty where there is nothing to improve.
+        route: the route that answered, by its name in `Plan.bids`; empty where an estimator or a
+            decoder did.
+        tried: routes that were tried before and did not keep their word, each with the reason.
     """
 
     exact: bool = True
@@ -47,12 +50,16 @@ class Status:
     trace: tuple[float, ...] = field(default=(), repr=False)
     method: str = ""
     remedy: str = ""
+    route: str = field(default="", compare=False)
+    tried: tuple[str, ...] = field(default=(), compare=False)
 
     def __str__(self) -> str:
         worth = "exact" if self.exact else "approximate"
         lines = [f"Status: {worth}" if self.converged else f"Status: {worth}, NOT converged"]
-        if self.method:
-            lines.append(f"  method      {self.method}")
+        if self.method or self.route:
+            kind = "method" if self.method else "route "
+            lines.append(f"  {kind}      {self.method or self.route}")
+        lines += [f"  tried       {each}" for each in self.tried]
         if self.iterations is not None:
             change = "" if self.residual is None else f", the last change {self.residual:.2g}"
             lines.append(f"  iterations  {self.iterations:,}{change}")
@@ -90,7 +97,8 @@ def of_answers(parts: Mapping[str, Status]) -> Status:
         return first
     sweeping = [part for part in parts.values() if part.iterations is not None]
     last = sweeping[-1] if sweeping else first
-    methods = {name: part.method or "contraction" for name, part in parts.items()}
+    methods = {name: part.method or part.route or "contraction" for name, part in parts.items()}
+    routes = {part.route for part in parts.values()}
     told = "; ".join(f"{name} by {method}" for name, method in methods.items())
     remedies = dict.fromkeys(filter(None, (part.remedy for part in parts.values())))
     return replace(
@@ -102,6 +110,8 @@ def of_answers(parts: Mapping[str, Status]) -> Status:
         trace=last.trace,
         method=told if len(set(methods.values())) > 1 else methods.popitem()[1],
         remedy="; ".join(remedies),
+        route=routes.pop() if len(routes) == 1 else told,
+        tried=tuple(dict.fromkeys(each for part in parts.values() for each in part.tried)),
     )
 
 
@@ -126,8 +136,12 @@ def of_all(parts: Sequence[Status]) -> Status:
         standard_error=most("standard_error"),
         bound=bounds.pop() if len(bounds) == 1 else "",
         trace=max((part.trace for part in parts), key=len),
-        method=" or ".join(dict.fromkeys(part.method or "contraction" for part in parts)),
+        method=" or ".join(
+            dict.fromkeys(part.method or part.route or "contraction" for part in parts)
+        ),
         remedy="; ".join(dict.fromkeys(filter(None, (part.remedy for part in parts)))),
+        route=" or ".join(dict.fromkeys(filter(None, (part.route for part in parts)))),
+        tried=tuple(dict.fromkeys(each for part in parts for each in part.tried)),
     )
 
 
@@ -152,13 +166,15 @@ class Solution(ABC):
     """
 
     crosses = True
+    route: ClassVar[str] = ""
+    """The route that gives these answers, for statuses that say nothing else."""
 
     def status(self) -> Status:
         """Status of log Z and marginals; exact unless an engine says otherwise.
 
         It is the same whatever was asked before.
         """
-        return Status()
+        return Status(route=self.route)
 
     def status_of_sums(self) -> Status:
         """Status of log Z and marginals, where they may have been answered in different ways."""
@@ -410,6 +426,66 @@ class Delegate(Solution):
     rsample = _asked(Solution.rsample)
     marginal_mode = _asked(Solution.marginal_mode)
     marginal_mode_scores = _asked(Solution.marginal_mode_scores)
+
+
+_NEEDED = {
+    **dict.fromkeys(("log_partitions", "log_partition_errors", "bounds", "interval", "possible"),
+                    "log_partition"),
+    **dict.fromkeys(("check_factor_marginals", "factor_marginals_of"), "factor_marginals"),
+    **dict.fromkeys(OF_MODES - {"mode"}, "mode"),
+    "marginal_mode_scores": "marginal_mode", "entropy": "expected_score",
+}  # fmt: skip
+"""For each question that has a default answer, the one that this is computed from."""
+
+
+class PartialSolution(Solution):
+    """A solution that answers some questions; the methods that a subclass has are its answers.
+
+    A route of one's own gives one, and other routes answer all else.
+    """
+
+    def answers(self, question: str) -> bool:
+        """Return whether this solution answers a question, given the name of its method."""
+        own = getattr(type(self), question, None)
+        if own is not getattr(PartialSolution, question, None):
+            return True
+        needed = _NEEDED.get(question)
+        return needed is not None and self.answers(needed)
+
+    def log_partition(self) -> Tensor:
+        return self._refuse("log_partition")
+
+    def variable_marginals(self) -> Tensor:
+        return self._refuse("variable_marginals")
+
+    def factor_marginals(self, block: int) -> Tensor:
+        return self._refuse("factor_marginals")
+
+    def expected_score(self) -> Tensor:
+        return self._refuse("expected_score")
+
+    def max_marginals(self) -> Tensor:
+        return self._refuse("max_marginals")
+
+    def mode(self) -> Tensor:
+        return self._refuse("mode")
+
+    def mode_bound(self) -> Tensor:
+        """(B,) float64, +inf: nothing is known beyond the mode."""
+        return torch.full((len(self.mode()),), math.inf, dtype=torch.float64, device="cpu")
+
+    def mode_is_consistent(self) -> Tensor:
+        """(B,) True: the mode is what the subclass says."""
+        return torch.ones(len(self.mode()), dtype=torch.bool, device="cpu")
+
+    def sample(self, count: int, generator: torch.Generator | None) -> Tensor:
+        return self._refuse("sample")
+
+    def marginal_mode(self, numbers: Tensor) -> Tensor:
+        return self._refuse("marginal_mode")
+
+    def _refuse(self, question: str) -> Tensor:
+        raise UnsupportedError(f"{type(self).__name__} does not answer {question}.")
 
 
 class Supplemented(Solution):

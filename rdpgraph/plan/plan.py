@@ -11,7 +11,9 @@ from typing import Any, Generic, TypeVar
 
 from rdpgraph._core import tuning
 from rdpgraph._core.notebook import panel
+from rdpgraph._core.units import duration, quantity
 from rdpgraph.errors import BudgetError
+from rdpgraph.plan.bids import Bids
 from rdpgraph.plan.tree import ContractionTree
 
 Value = TypeVar("Value")
@@ -193,6 +195,8 @@ class Plan:
         remedy: if not, by how much, and what to do.
         memory: bytes that answers may take; None: what the machine has.
         tree: the order of contraction.
+        bids: the offers of all routes that `Auto` asked; print it to see why this one answers.
+            Empty with any other scheduler.
     """
 
     route: str
@@ -213,6 +217,7 @@ class Plan:
     remedy: str = ""
     memory: float | None = field(default=None, compare=False)
     tree: ContractionTree | None = field(default=None, repr=False, compare=False)
+    bids: Bids = field(default=Bids(), repr=False, compare=False)
 
     def __str__(self) -> str:
         left = f"{self.num_variables:,} variables, {self.num_factors:,} factors"
@@ -238,34 +243,13 @@ class Plan:
         return "\n".join(lines)
 
     def figures(self) -> dict[str, Any]:
-        """The attributes by name, except the order of contraction."""
-        return {each.name: getattr(self, each.name) for each in fields(self) if each.name != "tree"}
+        """The attributes by name, except the order of contraction and the bids."""
+        left_out = ("tree", "bids")
+        names = (each.name for each in fields(self) if each.name not in left_out)
+        return {name: getattr(self, name) for name in names}
 
     def _repr_html_(self) -> str:
         return panel(str(self))
-
-
-def quantity(value: float) -> str:
-    """A number with a unit prefix: 1.2 G."""
-    for prefix, size in (("T", 1e12), ("G", 1e9), ("M", 1e6), ("k", 1e3)):
-        if value >= 1e15:
-            return f"{value:.1e} "
-        if value >= size:
-            return f"{value / size:.1f} {prefix}"
-    return f"{value:.0f} "
-
-
-def duration(seconds: float) -> str:
-    """A time in readable units."""
-    if seconds < 1e-3:
-        return "1 ms"
-    if seconds < 1:
-        return f"{seconds * 1e3:.0f} ms"
-    if seconds < 120:
-        return f"{seconds:.1f} s"
-    if seconds < 7200:
-        return f"{seconds / 60:.0f} minutes"
-    return f"{seconds / 3600:.3g} hours"
 
 
 class Recent(Generic[Value]):

@@ -12,10 +12,11 @@ from math import inf, log, prod
 from typing import Any, TypeAlias
 
 from rdpgraph._core import effort, tuning
+from rdpgraph._core.units import duration, quantity
 from rdpgraph.errors import BudgetError, ModelError
 from rdpgraph.plan import clock
 from rdpgraph.plan.orders import forest_order, min_weight, peel, primal_graph
-from rdpgraph.plan.plan import PASSES, Budget, Plan, Recent, cost, duration, quantity
+from rdpgraph.plan.plan import PASSES, Budget, Plan, Recent, cost
 from rdpgraph.plan.search import HopelessError, search
 from rdpgraph.plan.tree import ContractionTree, Topology, tree_from_order, tree_from_path
 

@@ -30,6 +30,7 @@ from rdpgraph.plan.circuit import Circuit
 from rdpgraph.plan.plan import Budget, Plan
 from rdpgraph.plan.scheduler import Optimize, make_plan, require_optimize
 from rdpgraph.plan.tree import ContractionTree
+from rdpgraph.schedulers.route import ROUTES
 from rdpgraph.schedulers.rows import planned_rows
 from rdpgraph.schedulers.scheduler import (
     Planned,
@@ -200,7 +201,7 @@ def _slice(
 
 
 _NAME = "_prepared"
-_Made: TypeAlias = tuple[Scheduler, Plan, Callable[[], Solution]]
+_Made: TypeAlias = tuple[tuple[Scheduler, object], Plan, Callable[[], Solution]]
 
 
 def prepared(scheduler: Scheduler, graph: FactorGraph, *, keep: bool) -> Planned:
@@ -212,12 +213,13 @@ def prepared(scheduler: Scheduler, graph: FactorGraph, *, keep: bool) -> Planned
     """
     read = [(block.scopes, block.potential, block.rows) for block in graph.blocks]
     earlier: Kept[_Made] | None = graph.__dict__.pop(_NAME, None)
-    if earlier is not None and earlier.value[0] == scheduler and earlier.is_current(read):
+    key = scheduler, ROUTES.own  # what is registered in between may bid
+    if earlier is not None and earlier.value[0] == key and earlier.is_current(read):
         _, plan, run = earlier.value
     else:
         plan, run = plan_by(scheduler, graph)
     if keep or not plan.fits:
-        graph.__dict__[_NAME] = Kept.of((scheduler, plan, run), read)
+        graph.__dict__[_NAME] = Kept.of((key, plan, run), read)
     return plan, run
 
 

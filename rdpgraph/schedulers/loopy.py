@@ -13,6 +13,7 @@ from rdpgraph._core.arguments import require_fields
 from rdpgraph._core.cache import cached_property, recording
 from rdpgraph._core.portable import tensors_in
 from rdpgraph._core.progress import Progress
+from rdpgraph._core.units import quantity
 from rdpgraph.engines.loopy.interpolation import started_from
 from rdpgraph.engines.loopy.join_graph import JoinedSolution
 from rdpgraph.engines.loopy.network_equations import Bethe, CountingNumbers
@@ -34,7 +35,7 @@ from rdpgraph.native import library
 from rdpgraph.plan import clock
 from rdpgraph.plan.clock import Allowance
 from rdpgraph.plan.joingraph import ClusterGraph, choose_join_graph
-from rdpgraph.plan.plan import Plan, quantity
+from rdpgraph.plan.plan import Plan
 from rdpgraph.query.posterior import Posterior
 from rdpgraph.schedulers.contraction import plan_network
 from rdpgraph.schedulers.scheduler import (

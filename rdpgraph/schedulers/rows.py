@@ -59,12 +59,12 @@ class RowsSolution(Delegate):
 
     def status(self) -> Status:
         """Status of log Z and marginals; exact where no row lacks too many variables."""
-        return Status() if self._fit else self._general.status()
+        return Status(route="rows") if self._fit else self._general.status()
 
     def status_of(self, answer: str) -> Status:
         """Status of sums, or of what rows give one by one."""
         exact = self._fit and answer in _SUMS
-        return Status() if exact else self._general.status_of(answer)
+        return Status(route="rows") if exact else self._general.status_of(answer)
 
     def log_partition_errors(self) -> Tensor | None:
         return None if self._fit else self._general.log_partition_errors()

@@ -89,11 +89,11 @@ def test_sweeps_that_did_not_settle_are_nearer_than_a_bound():
 @pytest.mark.parametrize(("spent", "first"), [(1.0, 4.0), (6.0, 3.0)])
 def test_plain_messages_come_first_where_there_is_time_for_both(spent, first):
     said, plain = Said(3.0, RESTLESS), Said(4.0, replace(RESTLESS, residual=1.0))
-    seeker = SimpleNamespace(network=SimpleNamespace(possible=None))
+    network = SimpleNamespace(possible=None)
     every = FirstConverged(
         (lambda _: said,),
         lambda _: said,
-        seeker,  # pyright: ignore
+        network,  # pyright: ignore
         Allowance(10.0, spent),
         lambda _: plain,
         first=0.5,

@@ -9,7 +9,7 @@ import torch
 
 import rdpgraph as rg
 from rdpgraph._core import effort
-from rdpgraph.engines.portfolio import ExactFirst, FirstConverged
+from rdpgraph.engines.portfolio import ExactFirst, FirstConverged, Sought
 from rdpgraph.engines.reduction.network import reduce_graph
 from rdpgraph.engines.search.starts import Searched
 from rdpgraph.errors import BudgetError
@@ -142,11 +142,6 @@ def test_planning_is_taken_off_the_seconds(kind, watch):
     assert 0.0 < run().allowance.spent <= planned
 
 
-def unasked(*_):
-    """No search is made."""
-    raise AssertionError
-
-
 def test_tries_end_when_the_time_does(watch):
     graph, begun = frustrated(), []
 
@@ -155,7 +150,7 @@ def test_tries_end_when_the_time_does(watch):
         watch.time += 4.0
         return rg.Loopy(sweeps=1, tolerance=0.0).plan(graph)[1]()
 
-    tried = FirstConverged((attempt,) * 5, attempt, unasked, Allowance(10.0))
+    tried = FirstConverged((attempt,) * 5, attempt, reduce_graph(graph), Allowance(10.0))
     assert not tried.status().converged
     assert len(begun) == 3
     assert begun == sorted(begun, reverse=True)
@@ -178,7 +173,9 @@ def test_a_search_goes_on_from_the_mode_that_messages_say(watch):
             torch.testing.assert_close(start, said)
             return Searched(1 - start, torch.zeros(1, dtype=DOUBLE), torch.tensor([False]))
 
-    together = FirstConverged((messages,), messages, Seeker(), Allowance(10.0))
+    allowance, network = Allowance(10.0), reduce_graph(graph)
+    sums = FirstConverged((messages,), messages, network, allowance)
+    together = Sought(sums, Seeker(), allowance)  # pyright: ignore
     mode = together.mode()
     torch.testing.assert_close(mode, 1 - messages(0.0).mode())
     assert not bool(together.mode_is_consistent().any())

@@ -80,7 +80,9 @@ def test_a_question_that_does_not_fit_falls_back_for_itself_alone():
     found = after.marginal_mode([y])
     assert not bool(found.optimal)  # it does not fit, and a search answers
     assert float(found.score) <= float(found.bound)
-    for name in ("status", "log_partition", "bounds", "marginals", "entropy", "max_marginals"):
+    assert asked(QUESTIONS["status"], before) == asked(QUESTIONS["status"], after)
+    assert before.status == exact.status  # by another route
+    for name in ("log_partition", "bounds", "marginals", "entropy", "max_marginals"):
         for posterior in (before, after):
             same(asked(QUESTIONS[name], posterior), asked(QUESTIONS[name], exact), name)
     tables = [block.potential.log_values for block in graph.blocks]

@@ -54,7 +54,7 @@ def answered(graph, name, monkeypatch):
     truth = brute_force(graph)
     with monkeypatch.context() as forbidden:
         forbidden.setattr("rdpgraph.schedulers.contraction.Contraction.solve", refuse)
-        forbidden.setattr("rdpgraph.schedulers.auto.plan_network", refuse)
+        forbidden.setattr("rdpgraph.schedulers.routes.contraction.plan_network", refuse)
         forbidden.setattr("rdpgraph.engines.exact.circuit.CircuitSolution.log_partition", refuse)
         posterior = rg.infer(graph)
         assert posterior.plan.route == "structure"

@@ -3,7 +3,8 @@
 import math
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -49,6 +50,8 @@ _IF_COMPILED = dict.fromkeys(OF_MODES, "mode") | {"max_marginals": "max_marginal
 class CountedSolution(Solution):
     """Log Z by a counter; other answers, gradients and batches by a compiled circuit."""
 
+    route: ClassVar[str] = "counting"
+
     network: Network  # the reduced model, without whole potentials
     memory: float  # bytes for the counter, or the circuit
     allowance: Allowance = field(repr=False)  # seconds for all answers
@@ -59,7 +62,7 @@ class CountedSolution(Solution):
     compiled: Callable[[], Compiled | None] = field(default=uncompiled, repr=False)
 
     def status(self) -> Status:
-        return Status(method="counting")
+        return Status(method="counting", route="counting")
 
     @cached_property
     def _encoding(self) -> Encoding:
@@ -350,3 +353,10 @@ class CountedFirst(Delegate):
     def status(self) -> Status:
         """Status of log Z and marginals, by the solutions that answer them."""
         return self.status_of_sums()
+
+    def status_of(self, answer: str) -> Status:
+        """Status of the count, or of the other solution, which says that none ended in time."""
+        status: Status = self._ask(Question("status_of", (answer,)))
+        if answer not in _SUMS or status.route == self.count.route or self._counted:
+            return status
+        return replace(status, tried=("counting: no count ended in its time", *status.tried))

@@ -9,7 +9,7 @@ Jensen, Lauritzen and Olesen 1990).
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, TypeAlias
+from typing import Any, ClassVar, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -86,6 +86,8 @@ def shaped(sizes: bytes, layouts: tuple[_Layout, ...]) -> Circuit | None:
 @dataclass(frozen=True, eq=False)
 class CircuitSolution(Supplemented):
     """Answers for a small graph."""
+
+    route: ClassVar[str] = "circuit"
 
     graph: FactorGraph  # the model, evidence included
     circuit: Circuit  # of the graph

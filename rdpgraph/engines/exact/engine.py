@@ -3,12 +3,14 @@
 import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 from torch import Tensor
 
 from rdpgraph._core import effort
 from rdpgraph._core.cache import cached_property, differentiable_property
+from rdpgraph._core.units import duration
 from rdpgraph.engines.exact.contraction import (
     Downward,
     Upward,
@@ -28,7 +30,6 @@ from rdpgraph.errors import BudgetError
 from rdpgraph.logspace.logmatrix import finite, soft_sum
 from rdpgraph.plan import clock
 from rdpgraph.plan.clock import Watch
-from rdpgraph.plan.plan import duration
 from rdpgraph.plan.tree import ContractionTree
 
 
@@ -47,6 +48,8 @@ class ExactSolution(Solution):
 
     Raises `BudgetError` if a pass takes too long.
     """
+
+    route: ClassVar[str] = "contraction"
 
     network: Network  # the reduced model
     tree: ContractionTree  # the order of contraction
@@ -264,6 +267,8 @@ class SlicedSolution(Solution):
     slices are held. Raises `BudgetError` as soon as the slices so far show that all will take
     longer than allowed. Every answer has all of the seconds, whatever was asked before.
     """
+
+    route: ClassVar[str] = "contraction"
 
     numbers: tuple[int, ...]  # the fixed variables
     variables: int  # number of variables in the model

@@ -133,6 +133,7 @@ class JoinedSolution(Supplemented):
             residual=float(outcome.residual.amax()) if len(outcome.residual) else 0.0,
             trace=outcome.trace,
             method="join graph",
+            route="join graph",
             remedy=remedy,
         )
 

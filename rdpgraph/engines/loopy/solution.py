@@ -191,6 +191,7 @@ class LoopySolution(Approximation):
             residual=float(outcome.residual.amax()) if len(outcome.residual) else 0.0,
             trace=outcome.trace,
             method="loopy",
+            route="loopy",
             bound="upper" if converged and self.counting.bounds_above and not exact else "",
             remedy=remedy,
         )

@@ -221,7 +221,7 @@ class MiniBucketSolution(Solution):
     def status(self) -> Status:
         """Status of the estimates, with the largest error of the batch."""
         if self.network.impossible:
-            return Status(method="mini-buckets")
+            return Status(method="mini-buckets", route="mini-buckets")
         every = self.estimates
         remedy = "more seconds give smaller errors, and more memory tighter bounds"
         if not all(one.confirmed for one in every):
@@ -238,6 +238,7 @@ class MiniBucketSolution(Solution):
             standard_error=max((one.stated_error for one in every), default=0.0),
             effective_sample_size=min((one.size for one in every), default=math.inf),
             method="mini-buckets and populations",
+            route="mini-buckets",
             remedy=remedy,
         )
 

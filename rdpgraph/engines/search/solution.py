@@ -346,10 +346,10 @@ class SearchSolution(SearchedMarginalModes):
     def status(self) -> Status:
         """Return the status of the mode: exact if it is proved optimal, or proved not to exist."""
         if self.network.impossible:
-            return Status(method="search")
+            return Status(method="search", route="search")
         sure = bool(self._proved[0].optimal.all())
         remedy = "" if sure else "more seconds may find better configurations"
-        return Status(exact=sure, method="search", remedy=remedy)
+        return Status(exact=sure, method="search", remedy=remedy, route="search")
 
     def mode(self) -> Tensor:
         return self.best.required(self.network.graph).states

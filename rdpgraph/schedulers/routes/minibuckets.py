@@ -1,0 +1,59 @@
+"""The route of mini-buckets: log Z estimated by populations, between certain bounds."""
+
+from functools import partial
+from typing import Any
+
+from rdpgraph._core import effort
+from rdpgraph._core.portable import tensors_in
+from rdpgraph.engines.log_partition import BestKnown
+from rdpgraph.engines.minibuckets.estimate import Sampling
+from rdpgraph.engines.minibuckets.solution import MiniBucketSolution
+from rdpgraph.engines.portfolio import FirstConverged, Sought
+from rdpgraph.engines.solution import Question, Solution
+from rdpgraph.plan.bids import Bid, Exactness
+from rdpgraph.plan.plan import Budget
+from rdpgraph.schedulers.route import Others, Route, Task
+from rdpgraph.schedulers.scheduler import bounding_of
+
+
+class MiniBucketsRoute(Route):
+    """Log Z by populations led by mini-buckets, which also correct marginals of messages."""
+
+    def bid(self, task: Task, question: Question[Any], budget: Budget) -> Bid | None:
+        """Bounded, for log Z of few items of a model that is not trained."""
+        if question.name != "log_partition" or not self._is_estimated(task):
+            return None
+        seconds, memory = effort.DRAWN_SUM * task.allowance.seconds, task.budget.memory_bytes
+        return Bid(
+            Exactness.BOUNDED, seconds, memory,
+            "populations of configurations, led by mini-buckets, whose bounds are certain",
+            note="log Z alone is estimated by populations",
+        )  # fmt: skip
+
+    @staticmethod
+    def _is_estimated(task: Task) -> bool:
+        """Return whether log Z that is not exact is estimated, and not only by messages.
+
+        Estimates have no gradients, take their time for each item, and visit all factors.
+        """
+        return (
+            not any(part.requires_grad for part in tensors_in(task.graph.blocks))
+            and task.joint <= effort.MOST_JOINED
+            and task.network.batch <= effort.ESTIMATED_ITEMS
+        )
+
+    def run(self, task: Task, bid: Bid) -> Solution:
+        return _drawn(task, task.allowance.left(effort.DRAWN_SUM))
+
+    def run_with(self, task: Task, bid: Bid, others: Others | None) -> Solution:
+        """The best known log Z: estimates, or messages where these are the better ones."""
+        messages = None if others is None else others(0.0)
+        if not isinstance(messages, FirstConverged | Sought):
+            return self.run(task, bid)
+        return BestKnown(messages, partial(_drawn, task), None, task.allowance)
+
+
+def _drawn(task: Task, seconds: float) -> MiniBucketSolution:
+    memory = task.budget.memory_bytes
+    sampling = Sampling(seconds, memory, None, 0, sums_only=True, grace=0.0, progress=task.progress)
+    return MiniBucketSolution(task.network, sampling, bounding_of(task.network, memory))

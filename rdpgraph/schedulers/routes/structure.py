@@ -1,0 +1,93 @@
+"""Routes of structures: recognised in a graph, or in what evidence leaves of it."""
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any, ClassVar
+
+import rdpgraph.structures  # noqa: F401  # pyright: ignore[reportUnusedImport]  # registers them
+from rdpgraph.engines.recognised import RecognisedSolution, graph_held, plan_of, recognised_left
+from rdpgraph.engines.solution import Question, Solution
+from rdpgraph.interface.structure import REGISTRY, Match, Structure
+from rdpgraph.model.potentials.automaton import Automaton
+from rdpgraph.plan.bids import Bid, Exactness
+from rdpgraph.plan.plan import Budget, Plan
+from rdpgraph.schedulers.auction import solver_without_structure
+from rdpgraph.schedulers.route import Route, Task
+from rdpgraph.schedulers.scheduler import Planned
+from rdpgraph.structures.potential import StructurePotential
+
+
+class StructureRoute(Route):
+    """A registered structure that the graph is: its own recursion answers.
+
+    What the structure does not answer itself goes to the routes without structures.
+    """
+
+    decisive: ClassVar[bool] = True
+
+    def bid(self, task: Task, question: Question[Any], budget: Budget) -> Bid | None:
+        """Exact, for every question that the structure answers."""
+        match = recognised(task)
+        if match is None or not _answers(type(match.structure), question.name):
+            return None
+        return task.once("structure bid", lambda: _bid_of(plan_of(match.structure), match))
+
+    def run(self, task: Task, bid: Bid) -> Solution:
+        match: Match = bid.work[1]
+        return RecognisedSolution(task.graph, match, solver_without_structure(task, task.graph))
+
+    def plan(self, task: Task, bid: Bid, why: str) -> Plan:
+        return bid.work[0]
+
+
+class RemainingStructureRoute(Route):
+    """A registered structure that is left of the graph once observed variables are gone."""
+
+    decisive: ClassVar[bool] = True
+
+    def bid(self, task: Task, question: Question[Any], budget: Budget) -> Bid | None:
+        """Exact, for every question but marginal modes."""
+        planned = task.once("remaining structure", lambda: self._planned(task))
+        if planned is None or question.name == "marginal_mode":
+            return None
+        return task.once("remaining structure bid", lambda: _bid_of(*planned))
+
+    def _planned(self, task: Task) -> Planned | None:
+        if task.graph.observed is None:
+            return None
+        general = partial(solver_without_structure, task)
+        return recognised_left(task.graph, task.network, general)
+
+    def run(self, task: Task, bid: Bid) -> Solution:
+        return bid.work[1]()
+
+    def plan(self, task: Task, bid: Bid, why: str) -> Plan:
+        return bid.work[0]
+
+
+def recognised(task: Task) -> Match | None:
+    """The structure that a graph is, recognised once for a task; None if it is none.
+
+    Evidence is taken as factors of one variable. Only structures with a factor over all variables,
+    and those of automata, are found with it: others are found in what it leaves.
+    """
+
+    def compute() -> Match | None:
+        graph, kinds = task.graph, (StructurePotential, Automaton)
+        if graph.observed is None or any(isinstance(b.potential, kinds) for b in graph.blocks):
+            return REGISTRY.recognise(graph_held(graph))
+        return None
+
+    return task.once("recognised", compute)
+
+
+def _answers(structure: type[Structure], question: str) -> bool:
+    """Return whether a class of structures has an answer of its own; computed, it may be None."""
+    if question in ("log_partition", "variable_marginals"):
+        return True
+    own = getattr(structure, question, None)
+    return own is not None and own is not getattr(Structure, question)
+
+
+def _bid_of(plan: Plan, work: Match | Callable[[], Solution]) -> Bid:
+    return Bid(Exactness.EXACT, plan.seconds, plan.stored_bytes, plan.why, work=(plan, work))
