@@ -127,6 +127,7 @@ RUNS = {
             "WORDS": 3, "BITS": 24, "DECODED": ((0.2, 5),), "MILLION": 4, "LONGEST": 0.0,
         },
     ),
+    "covariates": Tiny("--steps 40 --limit 1"),
     "haplotypes": Tiny("--sites 30 --panel 12 --reference 8 --targets 2"),
     "linkage": Tiny("--pairs 60"),
     "lowrank": Tiny("", {"STEPS": 4, "RANK": 2, "WORDS": 4, "PARENT_RANK": 2}, cases),

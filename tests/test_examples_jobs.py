@@ -34,3 +34,10 @@ def test_trees_of_species_are_pruned_as_by_hand(run, capsys):
     found = run("plot_species")
     assert found["off"] < 1e-9
     assert "of the ancestors' letters are right" in capsys.readouterr().out
+
+
+def test_covariates_drive_states_and_choices(run, capsys):
+    found = run("plot_covariates")
+    scores = found["scores"]
+    assert scores["stimulus"] > scores["no covariates"]
+    assert "of the states are right" in capsys.readouterr().out

@@ -232,7 +232,8 @@ class Driven(_Fitted, Emission):
                 "Driven draws observations by a method sample(states, covariates, generator) of "
                 "its module, given covariates; there is none."
             )
-        return draw(states, covariates, generator)
+        with torch.no_grad():
+            return draw(states, covariates, generator)
 
     def blank(self, states: int, observed: Tensor) -> Self:
         require_table("The log-likelihoods of Driven", (len(observed), states), "take fewer states")

@@ -301,5 +301,6 @@ def test_sampling_needs_covariates():
         model.sample(5)
     shown, states = model.sample(5, covariates=drawn(5, 1))
     assert shown.shape == (5, 1)
+    assert not shown.requires_grad
     assert states.shape == (5,)
     assert isinstance(model.structure(drawn(4, 2)), rg.Chain)
