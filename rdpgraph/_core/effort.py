@@ -103,8 +103,9 @@ FIRST_LATE = 1.0
 # Messages and their decoding.
 LOOPY_MAXIMA, LOOPY_DECODING, LOOPY_REPAIR = 0.6, 0.5, 0.5
 """Parts for the messages behind a mode; of the rest, for ties; of the rest, to make it possible."""
-REPAIR_SECONDS = 2.0
-"""Seconds to repair the modes of all items, where there is no limit."""
+REPAIR_SECONDS, REPAIR_PATIENCE = 2.0, 0.25
+"""Seconds to repair the modes of all items, where there is no limit; and the part of them without a
+gain after which this ends."""
 UNDAMPED_SWEEPS, MODE_SWEEPS = 10, 200
 """Sweeps after which messages of logical factors are damped, unless told otherwise, and for which
 the states of a possible mode must last; and those for a mode, if a fifth of all are not more."""

@@ -405,7 +405,8 @@ class LoopySolution(Approximation):
             left = effort.REPAIR_SECONDS
             if self.allowance is not None:
                 left = self.allowance.left(effort.LOOPY_REPAIR)
-            return possible_modes(self.network.graph, states, left).warned()
+            graph = self.network.graph
+            return possible_modes(graph, states, left, self.compiled).warned()
 
     def possible_mode(self) -> Tensor:
         """Return the (B, V) decoded configurations, which a search repairs if impossible."""

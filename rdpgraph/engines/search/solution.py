@@ -16,6 +16,7 @@ from torch import Tensor
 from rdpgraph._core import effort
 from rdpgraph._core.cache import cached_property
 from rdpgraph._core.numbers import ROUNDING
+from rdpgraph.engines.compiled import Compiled
 from rdpgraph.engines.minibuckets.bounds import ceilings
 from rdpgraph.engines.reduction.network import Network, reduce_graph
 from rdpgraph.engines.reduction.tables import (
@@ -90,7 +91,7 @@ def search(
         if summed and fits:
             starts = starts_of_sums(network, item, run, first, replace(limits, seconds=share))
         elif active > len(network.numbers):
-            starts = [completed(tables, len(network.numbers), first)]
+            starts = [completed(tables, len(network.numbers), first, limits.compiled())]
         share = max(until - clock.now(), 0.02 * share)
         patience = limits.patience * share
         result, told = None, float(constant[item])
@@ -155,8 +156,13 @@ def _random_configurations(
 
 
 @torch.no_grad()
-def possible_modes(graph: FactorGraph, states: Tensor, seconds: float) -> Searched:
-    """Return configurations (B, V), in which a search replaced those of probability zero."""
+def possible_modes(
+    graph: FactorGraph, states: Tensor, seconds: float, compiled: Callable[[], Compiled | None]
+) -> Searched:
+    """Return configurations (B, V), in which a search replaced those of probability zero.
+
+    The search ends after a part of the seconds in which no violation was repaired.
+    """
     scores = graph.score_states(states.reshape(*graph.batch_shape, graph.num_variables))
     known = scores.double().reshape(-1).expand(len(states))
     given = Searched(states, known, torch.zeros_like(known, dtype=torch.bool))
@@ -165,7 +171,9 @@ def possible_modes(graph: FactorGraph, states: Tensor, seconds: float) -> Search
     network = reduce_graph(graph)
     if network.impossible:
         return replace(given, optimal=~given.found)
-    limits = Limits(seconds, effort.BOUNDS_BYTES, any_possible=True)
+    limits = Limits(
+        seconds, effort.BOUNDS_BYTES, effort.REPAIR_PATIENCE, any_possible=True, compiled=compiled
+    )
     other = search(network, limits, start=states, spared=given.found)
     new = ~given.found & (other.found | other.optimal.to(given.found.device))
     return Searched(

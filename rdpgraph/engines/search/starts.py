@@ -26,7 +26,7 @@ from rdpgraph.engines.reduction.tables import (
     active_states,
     tables_of,
 )
-from rdpgraph.engines.search.elimination import conditioned_order, eliminate
+from rdpgraph.engines.search.moves import Moves
 from rdpgraph.engines.search.neighbourhoods import Move, Search
 from rdpgraph.engines.solution import Solution
 from rdpgraph.errors import BudgetError
@@ -309,8 +309,10 @@ def scored(network: Network, states: Tensor) -> Searched:
     return Searched(states, scores, torch.zeros(network.batch, dtype=torch.bool, device="cpu"))
 
 
-def completed(tables: Tables, count: int, states: Integers) -> Integers:
+def completed(
+    tables: Tables, count: int, states: Integers, compiled: Compiled | None = None
+) -> Integers:
     """Return states in which auxiliary variables have their best ones, if tables are small."""
-    part = range(count, len(tables.sizes))
-    order = conditioned_order(tables.graph, part, rng=Random(0), cells=1e6)
-    return states if order is None else eliminate(tables, order, states)[0]
+    moves, part = Moves(tables, frozenset(), compiled), range(count, len(tables.sizes))
+    order = moves.part(part, rng=Random(0), cells=1e6)
+    return states if order is None else moves.solved(order, states)[0]

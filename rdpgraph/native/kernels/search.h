@@ -199,12 +199,22 @@ struct Eliminating {
   std::vector<int32_t> rank, ranks;
   std::vector<int64_t> strides, heads;
   std::vector<Operand> operands;
+  // Summed operands of one variable, from the first place of each step on: added to its table once.
+  std::vector<double> alone;
+  std::vector<int64_t> alone_starts;
   double total = 0.0;
 
   void enter(const double* data, int64_t dims, int32_t message) {
     const int32_t arity = int32_t(int64_t(ranks.size()) - dims);
     if (!arity) {
       total += *data;
+      return;
+    }
+    if (arity == 1) {
+      const int64_t k = ranks[dims], size = sizes[steps[step_starts[k]]];
+      for (int64_t x = 0; x < size; x++) alone[alone_starts[k] + x] += data[x * strides[dims]];
+      ranks.pop_back();
+      strides.pop_back();
       return;
     }
     for (int64_t i = dims + 1; i < int64_t(ranks.size()); i++) {
@@ -282,6 +292,10 @@ struct Eliminating {
   double run() {
     rank.assign(variables, -1);
     heads.assign(count, -1);
+    alone_starts.assign(count + 1, 0);
+    for (int64_t k = 0; k < count; k++)
+      alone_starts[k + 1] = alone_starts[k] + sizes[steps[step_starts[k]]];
+    alone.assign(alone_starts[count], 0.0);
     for (int64_t k = 0; k < count; k++) rank[steps[step_starts[k]]] = int32_t(k);
     if (whole) {
       for (int64_t f = 0; f < factors; f++) factor(f);
@@ -304,7 +318,9 @@ struct Eliminating {
       int64_t rest = 1;
       shape.assign(arity, size);
       for (int64_t d = 1; d < arity; d++) rest *= shape[d] = sizes[scope[d]];
-      joint.assign(size * rest, 0.0);
+      joint.resize(size * rest);
+      for (int64_t j = 0; j < size; j++)
+        std::fill_n(joint.begin() + j * rest, rest, alone[alone_starts[k] + j]);
       for (int64_t o = heads[k]; o >= 0; o = operands[o].next) {
         const Operand& operand = operands[o];
         by.assign(arity, 0);
