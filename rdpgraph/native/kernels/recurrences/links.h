@@ -191,9 +191,35 @@ void Run<Real>::each_term(const Stage& g, At s, const Row& one, const Real* logs
   });
 }
 
+// Whether any term of a row's sum is possible, for one column. Which labels or pairs of them are possible before
+// the matrix is found once for all columns of a row: most sums that vanish are those of hard zeros.
+template <typename Real>
+bool Run<Real>::is_possible(const Stage& g, At s, const Row& one, const Real* logs, int64_t j) {
+  const int64_t b = g.depth, c = g.kind == kKindPair ? g.depth2 : 1, column = column_of(g, j);
+  const int64_t place[] = {&g - stages, one.item, one.p, s.s, s.o, s.q, s.u};
+  if (!std::equal(std::begin(place), std::end(place), there_at)) {
+    std::copy(std::begin(place), std::end(place), there_at);
+    there.assign(b * c, 0);
+    std::vector<Real> left(b), right(c, Real(0));
+    each_loop(alternatives[g.first], s, one.p, [&](At here, Span span) {
+      for (int64_t r = span.low; r <= span.high; ++r) {
+        row(alternatives[g.first], one.item, here, one.p, r, b, left.data());
+        if (g.kind == kKindPair) row(alternatives[g.first + 1], one.item, here, one.p, r, c, right.data());
+        for (int64_t k = 0; k < b; ++k) {
+          if (!(left[k] > kNever<Real>)) continue;
+          for (int64_t i = 0; i < c; ++i) there[k * c + i] |= right[i] > kNever<Real>;
+        }
+      }
+    });
+  }
+  for (int64_t k = 0; k < b * c; ++k) if (there[k] && logs[row_of(g, k) + column] > kNever<Real>) return true;
+  return false;
+}
+
 // A sum of a row in logs, for one column.
 template <typename Real>
 double Run<Real>::in_logs(const Stage& g, At s, const Row& one, const Real* logs, int64_t j) {
+  if (!is_possible(g, s, one, logs, j)) return -INFINITY;
   double top = -INFINITY, sum = 0;
   each_term(g, s, one, logs, j, [&](const Split&, int64_t, double v) { top = std::max(top, v); });
   if (!(top > -INFINITY)) return top;

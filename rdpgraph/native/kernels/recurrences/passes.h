@@ -29,6 +29,7 @@ template <typename Real>
 template <typename Visit>
 void Run<Real>::each_stage(bool forward, bool whole_series, Visit visit) {
   const Flushed flushed;
+  there_at[0] = -1;  // what is possible is that of other numbers
   std::vector<Span> spans;
   for (const Stage* g = stages; g < stages + whole.stages; ++g) {
     spans.push_back(steps_of(g->bound, g->bounds, {0, whole.steps - 1}, false));

@@ -148,9 +148,23 @@ template <typename Real> struct Run {
     }
     return span;
   }
+  // Of the outer loop, as far as forms say that have no inner one.
+  Span outer_loop(const Alternative& a, At s, int64_t p, bool any) const {
+    Span span{a.low2, a.high2};
+    if (span.low == span.high) return span;
+    s.w = 0;
+    for (const Form* f = forms + a.bound; f < forms + a.bound + a.bounds; ++f) {
+      if (!f->w || f->r || (any && f->p)) continue;
+      const int64_t rest = value(*f, s, p, 0);
+      if (f->w > 0) span.low = std::max(span.low, -below(rest, f->w));
+      else span.high = std::min(span.high, below(rest, -f->w));
+    }
+    return span;
+  }
   // Visits all values of an alternative's loops at a place, those of the inner one as a span.
   template <typename Visit> void each_loop(const Alternative& a, At s, int64_t p, Visit visit) const {
-    for (s.w = a.low2; s.w <= a.high2; ++s.w) {
+    const Span outer = outer_loop(a, s, p, false);
+    for (s.w = outer.low; s.w <= outer.high; ++s.w) {
       const Span span = loops(a, s, p, false);
       if (span.low <= span.high) visit(s, span);
     }
@@ -351,6 +365,9 @@ template <typename Real> struct Run {
   template <bool best> bool pair(const Stage& g, At s, Row& one, Real* to);
   template <bool best> void products(const Stage& g, Real* to);
   template <typename Visit> void each_term(const Stage& g, At s, const Row& one, const Real* logs, int64_t j, Visit visit);
+  std::vector<char> there;  // what is possible before the matrix of a stage, at one of its places:
+  int64_t there_at[7] = {-1};
+  bool is_possible(const Stage& g, At s, const Row& one, const Real* logs, int64_t j);
   double in_logs(const Stage& g, At s, const Row& one, const Real* logs, int64_t j);
   void finish(const Target& target, At s, const Row& one, Real* values, double base);
   void clear(const Target& target, At s, int64_t item, int64_t p);

@@ -14,8 +14,9 @@ template <typename Real>
 void Run<Real>::collect_entries(const Stage& g, At s, int64_t first, int64_t count) {
   entries.clear(), factors_of.clear();
   const bool wide = g.labels > 0;
-  for (const Alternative* a = alternatives + g.first; a < alternatives + g.first + g.count; ++a)
-    for (At here{s.s, s.q, s.u, a->low2, s.o}; here.w <= a->high2; ++here.w) {
+  for (const Alternative* a = alternatives + g.first; a < alternatives + g.first + g.count; ++a) {
+    const Span outer = outer_loop(*a, s, first, !wide);
+    for (At here{s.s, s.q, s.u, outer.low, s.o}; here.w <= outer.high; ++here.w) {
       const Span span = loops(*a, here, first, !wide);
       for (int64_t r = span.low; r <= span.high; ++r) {
         Span part{0, count - 1};
@@ -43,6 +44,7 @@ void Run<Real>::collect_entries(const Stage& g, At s, int64_t first, int64_t cou
         }
       }
     }
+  }
 }
 
 // Where the rows of a link go, for the places of a step: into the sum that alone reads them, if its only
