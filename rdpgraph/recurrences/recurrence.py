@@ -133,7 +133,14 @@ class Bound:
     def _check_whole(self, program: Program) -> None:
         """Check that indices that are data are within what they index."""
         for factor, k, name in program.lookups:
-            array, data = program.by_name[factor.array], self.given[name]
+            array, data, at = program.by_name[factor.array], self.given[name], factor.index[k]
+            assert isinstance(at, Lookup)
+            # Of an index that is a number, as in data[v, 0], that part is read and no other.
+            lead = data.ndim - len(at.index)
+            parts = [slice(None) if one.terms else one.constant for one in at.index]
+            fixed = zip(parts, data.shape[lead:], strict=True)
+            if all(isinstance(one, slice) or 0 <= one < size for one, size in fixed):
+                data = data[(..., *parts)]
             dims = array.dims if isinstance(array, Array) else array.sizes
             size = dims[k].evaluate(self._sizes)
             wrong = data[(data < 0) | (data >= size)]

@@ -1,29 +1,28 @@
 """Bitexts: distributions over the trees that two sentences share, and their grammar."""
 
 import math
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, TypeAlias
+from typing import Any
 
 import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
 from rdpgraph._core.arguments import require_fields
-from rdpgraph._core.cache import cached_property, remembered
+from rdpgraph._core.cache import cached_property, current_property, remembered
 from rdpgraph._core.portable import in_full_precision
 from rdpgraph.errors import ModelError
 from rdpgraph.interface.masks import Masks
 from rdpgraph.model.potentials.table import as_values, broadcast_values, checked_log_values, settle
+from rdpgraph.recurrences.declaration import Declared, Input, Lengths
 from rdpgraph.structures.checks import settle_lengths
 from rdpgraph.structures.compact.bispans import Bispans
 from rdpgraph.structures.compact.inside import LOWEST, Binary, Forest, joined_forest
 from rdpgraph.structures.compact.masked import ForestMasked, LinkMasks
 from rdpgraph.structures.grammar.trees import middle, parts_of
+from rdpgraph.structures.recurrence import Recurrence
 from rdpgraph.structures.recursion.rules import DenseRules, NoRules, Rules
-from rdpgraph.structures.recursion.tape import Tape
-from rdpgraph.structures.recursion.values import Value
-from rdpgraph.structures.recursions import Recursion
 
 
 @dataclass(frozen=True, eq=False)
@@ -121,11 +120,6 @@ class MaskedBitext(ForestMasked):
         return {"orders": rules.sum((1, 3, 4))}
 
 
-Cells: TypeAlias = tuple[Tensor, Tensor, Tensor, Tensor]
-Parts: TypeAlias = tuple[Tensor, Tensor]
-Sized: TypeAlias = Iterable[tuple[Cells, Parts, Parts]]
-
-
 def words_unary(
     pairs: Tensor, source_null: Tensor, target_null: Tensor, phrases: Tensor | None, inner: int
 ) -> Tensor:
@@ -181,53 +175,106 @@ def grammar_rules(
     return DenseRules(tables[0] + straight), DenseRules(tables[1] + inverted)
 
 
-def _by_size(stand: Tensor, allowed: Tensor | None) -> Iterator[tuple[Cells, Parts, Parts]]:
-    """Bispans of each size, (places,) four times, with their straight and inverted splits.
+@remembered(64)
+def write_rules(
+    *, straight: bool, inverted: bool, root: bool, allowed: bool, listed: bool
+) -> tuple[Declared, str]:
+    """The inputs and the rules of bitexts.
 
-    A split is the indices of its two parts, (splits, places) each, among the bispans so far, in
-    ``stand`` [i, k, j, l]; splits without an allowed part are left out.
+    Args:
+        straight: whether straight parts are scored by rules, and not only by their states.
+        inverted: likewise.
+        root: whether the state of the whole is scored.
+        allowed: whether some bispans are left out.
+        listed: whether cells are numbers of bispans, and splits are lists; else cells are bispans,
+            and all splits are tried.
     """
-    p, q = stand.shape[0] - 1, stand.shape[2] - 1
-    device, count = stand.device, 0
-    for w, h in sorted(((w, h) for w in range(p + 1) for h in range(q + 1)), key=sum)[1:]:
-        i, j = _grid(p + 1 - w, q + 1 - h, device)
-        if allowed is not None:
-            here = allowed.to(device)[i, i + w, j, j + h]
-            i, j = i[here], j[here]
-        if not len(i):
-            continue
-        k, last = i + w, j + h
-        a, b = (part.unsqueeze(1) for part in _grid(w + 1, h + 1, device))
-        proper = ((a + b > 0) & (a + b < w + h)).squeeze(1)
-        inner = ((a > 0) & (a < w) & (b > 0) & (b < h)).squeeze(1)
-        s, t = a[proper], b[proper]
-        straight = stand[i, i + s, j, j + t], stand[i + s, k, j + t, last]
-        s, t = a[inner], b[inner]
-        inverted = stand[i, i + s, last - t, last], stand[i + s, k, j, last - t]
-        yield (i, k, j, last), _possible(*straight), _possible(*inverted)
-        stand[i, k, j, last] = torch.arange(count, count + len(i), device=device)
-        count += len(i)
-
-
-@remembered(8, where=lambda shape, device: math.prod(shape) <= 2**14)  # noqa: ARG005
-def _of_all(shape: tuple[int, ...], device: torch.device) -> tuple[Sized, Tensor]:
-    """The splits of all bispans by size, and the indices of the bispans."""
-    stand = torch.full(shape, -1, device=device)
-    return list(_by_size(stand, None)), stand
-
-
-def _grid(rows: int, columns: int, device: torch.device) -> tuple[Tensor, Tensor]:
-    every = torch.arange(rows * columns, device=device)
-    return every // columns, every % columns
-
-
-def _possible(left: Tensor, right: Tensor) -> Parts:
-    some = ((left >= 0) & (right >= 0)).any(1)
-    return left[some], right[some]
+    size = "P+1 P+1 Q+1 Q+1"
+    declared: dict[str, Input | Lengths] = {"unary": Input(f"{size} N"), "ends": Input("N")}
+    declared |= {"joined": Input("N")} if not (straight and inverted) else {}
+    declared |= {"straight": Input("N N N")} if straight else {}
+    declared |= {"inverted": Input("N N N")} if inverted else {}
+    declared |= {"root": Input("N")} if root else {}
+    if listed:
+        cell = "v"
+        score = f"unary[{', '.join(f'bispans[v, {k}]' for k in range(4))}, a]"
+        declared |= {"bispans": Input("V 4", whole=True), "tops": Lengths("V")}
+        leaf = "v > 1"  # the first cells are two empty sentences, and what is not allowed
+    else:
+        cell = "i, k, j, l"
+        score = f"unary[{cell}, a]" + (f" * allowed[{cell}]" if allowed else "")
+        declared |= {"allowed": Input(size)} if allowed else {}
+        declared |= {"source_lengths": Lengths("P"), "target_lengths": Lengths("Q")}
+        leaf = "i <= k and j <= l and k - i + l - j > 0"
+    rules = [f"b[{cell}, a] += {score} * ends[a] if {leaf}"]
+    orders = [
+        ("straight", straight, "i, m, j, n", "m, k, n, l", ""),
+        ("inverted", inverted, "i, m, n, l", "m, k, j, n", " if i < m < k and j < n < l"),
+    ]
+    for order, ruled, left, right, where in orders:
+        if listed:
+            rows, parts = f"{order}_rows", f"{order}_parts"
+            declared |= {rows: Input("V+1", whole=True)}
+            declared |= {parts: Input(f"{order.title()} 2", whole=True)}
+            left, right = f"{parts}[e, 0]", f"{parts}[e, 1]"
+            where = f" if {rows}[v] <= e < {rows}[v + 1]"
+        if ruled:
+            both = f"b[{left}, x] * b[{right}, y] * {order}[a, x, y]"
+            rules.append(f"b[{cell}, a] += {score} * {both}{where}")
+        else:
+            rules.append(f"free[{cell}] += any[{left}] * any[{right}]{where}")
+    if not (straight and inverted):
+        rules.append(f"b[{cell}, a] += {score} * joined[a] * free[{cell}]")
+        rules.append(f"any[{cell}] += b[{cell}, a]")
+    last = " * root[a]" if root else ""
+    if listed:
+        rules += ["whole[0] += 1", f"whole[v] += b[v, a]{last}", "goal += whole[tops]"]
+    else:
+        rules += ["whole[0, 0] += 1", f"whole[k, l] += b[0, k, 0, l, a]{last}"]
+        rules.append("goal += whole[source_lengths, target_lengths]")
+    return tuple(declared.items()), "\n".join(rules)
 
 
 @dataclass(frozen=True, eq=False)
-class Bitext(Recursion):
+class _Splits:
+    """The bispans that are allowed, by size, and the pairs of them that make others.
+
+    Attributes:
+        bispans: (V, 4) i, k, j, l of each, after two cells without: of empty sentences, and of
+            bispans that are not allowed.
+        rows: (V + 1,) of straight splits and of inverted ones, where those of each bispan begin.
+        parts: (splits, 2) the numbers of their parts.
+        number: (p + 1, p + 1, q + 1, q + 1) the number of each bispan.
+    """
+
+    bispans: Tensor
+    rows: tuple[Tensor, Tensor]
+    parts: tuple[Tensor, Tensor]
+    number: Tensor
+
+    @classmethod
+    def of(cls, allowed: Tensor) -> "_Splits":
+        """List the splits of all bispans that are allowed."""
+        device = allowed.device
+        words = [torch.tensor([size - 1], device=device) for size in allowed.shape[::2]]
+        none = torch.zeros(0, 3, dtype=torch.long, device=device)
+        kept = Bispans.of((words[0], words[1]), none, allowed.unsqueeze(0))
+        number = torch.ones(allowed.shape, dtype=torch.long, device=device)
+        number[0, 0, 0, 0] = 0
+        number[tuple(kept.ends)] = torch.arange(2, 2 + len(kept.item), device=device)
+        rows, parts = list[Tensor](), list[Tensor]()
+        for whole, left, right in kept.joins():
+            there = (whole >= 0).nonzero().squeeze(1)
+            there = there[whole[there].argsort(stable=True)]
+            counts = torch.bincount(whole[there] + 2, minlength=2 + len(kept.item))
+            rows.append(pad(counts.cumsum(0), (1, 0)))
+            parts.append(torch.stack([left[there], right[there]], 1) + 2)
+        bispans = pad(kept.ends.mT, (0, 0, 2, 0))
+        return cls(bispans, (rows[0], rows[1]), (parts[0], parts[1]), number)
+
+
+@dataclass(frozen=True, eq=False)
+class Bitext(Recurrence):
     """Trees of an inversion transduction grammar over p source and q target words (Wu 1997).
 
     A constituent covers words i..k-1 of the source and j..l-1 of the target, a bispan, and has a
@@ -271,7 +318,6 @@ class Bitext(Recursion):
     why_no_graph = (
         "its sites are pairs of spans of two sentences, which no small factors join to trees"
     )
-    site_dims = 4
 
     def __post_init__(self) -> None:
         settle(self, "unary", "root", whole=("source_lengths", "target_lengths"))
@@ -342,32 +388,61 @@ class Bitext(Recursion):
     def joined(self, used: Mapping[tuple[int, ...], int]) -> list[tuple[Any, Any]]:
         return parts_of(used)
 
-    def recursion(self, tape: Tape) -> Value:
-        leaf = torch.arange(self.unary.shape[-1], device=tape.device).flip(0) < self.leaves
-        leaf, whole = (torch.where(mask, 0.0, -torch.inf) for mask in (leaf, ~leaf))
-        done = list[Value]()
-        if self.allowed is None:
-            sizes, stand = _of_all(tape.site_shape, tape.device)
-        else:
-            stand = torch.full(tape.site_shape, -1, device=tape.device)
-            # Steps depend on the mask, so a layout that is kept is for one of these values.
-            sizes = _by_size(stand, torch.tensor(self.allowed.tolist(), device=tape.device))
-        for cells, straight, inverted in sizes:
-            site = tape.sites[cells]
-            ways: list[tuple[Value, ...]] = [(site, tape.lookup(leaf, site))]
-            for sides, rules in ((straight, self.straight), (inverted, self.inverted)):
-                if len(sides[0]):
-                    left, right = (tape.view(done, side) for side in sides)
-                    joined = tape.join(left, right, rules, to=site)
-                    ways.append((site, tape.lookup(whole, site), joined))
-            done.append(tape.total(*ways))
-        source = tape.lengths(self.source_lengths, tape.site_shape[0] - 1)
-        target = tape.lengths(self.target_lengths, tape.site_shape[2] - 1)
-        empty = tape.allowed(((source == 0) & (target == 0)).unsqueeze(1))
-        if not done:
-            return empty
-        last = stand[0, source, 0, target].reshape(-1, 1, 1)
-        top = tape.total(tape.view(done, last))
-        if self.root is not None:
-            top = tape.total((top, tape.lookup(self.root, top)))
-        return tape.total(tape.sum(top), empty)
+    def written(self) -> tuple[Declared, str]:
+        return self.written_for()
+
+    def written_for(self, *, ranks: bool = False, kept: bool = False) -> tuple[Declared, str]:
+        # On few states of each bispan, bispans are cells: a state's site is then the cell.
+        return write_rules(
+            straight=self.straight.shape is not None, inverted=self.inverted.shape is not None,
+            root=self.root is not None, allowed=self.allowed is not None,
+            listed=self.allowed is not None and not kept,
+        )  # fmt: skip
+
+    def inputs(self) -> Mapping[str, Any]:
+        states, unary = self.unary.shape[-1], self.unary
+        leaf = torch.arange(states, device=unary.device) >= states - self.leaves
+        ends = torch.where(leaf, 0.0, -math.inf).to(unary)
+        given: dict[str, Any] = {
+            "unary": unary, "ends": ends, "joined": torch.where(leaf, -math.inf, 0.0).to(unary),
+            "root": self.root, "source_lengths": self.source_lengths,
+            "target_lengths": self.target_lengths,
+        }  # fmt: skip
+        for name in ("straight", "inverted"):
+            rules: Rules = getattr(self, name)
+            if rules.shape is not None:
+                table = rules.table(states, states)
+                given[name] = table.masked_fill(leaf.view(-1, 1, 1), -math.inf)
+        if self.allowed is not None:
+            listed = self._splits
+            given["allowed"] = torch.where(self.allowed, 0.0, -math.inf).to(unary)
+            given["bispans"] = listed.bispans
+            for name, rows, parts in zip(
+                ("straight", "inverted"), listed.rows, listed.parts, strict=True
+            ):
+                given |= {f"{name}_rows": rows, f"{name}_parts": parts}
+            given["tops"] = self._tops(listed)
+        return given
+
+    @current_property("allowed")
+    def _splits(self) -> _Splits:
+        assert self.allowed is not None
+        return _Splits.of(self.allowed.to(self.unary.device))
+
+    def _tops(self, listed: _Splits) -> Tensor:
+        """(*batch,) the number of each item's whole."""
+        ends = [
+            torch.full(self.batch_shape, size - 1, device=self.unary.device)
+            if lengths is None
+            else lengths.to(self.unary.device).expand(self.batch_shape)
+            for lengths, size in (
+                (self.source_lengths, self.unary.shape[-4]),
+                (self.target_lengths, self.unary.shape[-2]),
+            )
+        ]
+        zero = torch.zeros_like(ends[0])
+        return listed.number[zero, ends[0], zero, ends[1]]
+
+    def _means(self, landmarks: int, generator: torch.Generator | None) -> Tensor:
+        """Zeros: no state is linked to another but by rules."""
+        return torch.zeros_like(self.unary[..., :1, :])
