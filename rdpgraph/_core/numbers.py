@@ -40,6 +40,17 @@ def lowest(values: Tensor) -> float:
     return values.amin().item() if values.numel() else math.inf
 
 
+def outside(values: Tensor, least: int, most: int) -> int | None:
+    """The first of some whole numbers that is not from ``least`` to ``most``; None: there is none.
+
+    Of few numbers without torch's kernels, whose calls would take longer.
+    """
+    if values.numel() <= tuning.LISTED:
+        return next((x for x in values.flatten().tolist() if not least <= x <= most), None)
+    wrong = values[(values < least) | (values > most)]
+    return int(wrong[0]) if len(wrong) else None
+
+
 def are_finite(values: Tensor) -> bool:
     """Return whether no value is NaN or infinite, by two reductions without a temporary."""
     if not values.numel():

@@ -50,6 +50,7 @@ _SIGNATURES = {
 """The result and the arguments of each function, of which there is one for each dtype."""
 
 _PLANS = 4096  # sizes whose records are kept: 40 microseconds to make, kilobytes to keep
+_FEW_ITEMS = 64  # of a batch whose goals are kept: kilobytes
 _IDLE = 4  # runs of a program and sizes that wait for the next call
 _IDLE_SIZES = 16  # programs and sizes of which runs wait
 _IDLE_NUMBERS = 1 << 20  # numbers of a run that waits; larger ones take longer to fill than to make
@@ -92,7 +93,7 @@ class Plan:
         """Lower a program; UnloweredError where the executor lacks a stage for it."""
         self.program, self.lowered = program, lower(program)
         self._known: dict[tuple[object, ...], Records] = {}
-        self._goals: dict[tuple[int, int], tuple[Goal, ...]] = {}
+        self._goals: dict[tuple[object, ...], tuple[Goal, ...]] = {}
 
     def records(self, sizes: Mapping[str, int], strides: Sequence[int]) -> Records:
         """The records at some sizes, for inputs whose items are so many numbers apart."""
@@ -129,18 +130,22 @@ class Plan:
         self, lengths: Mapping[str, Tensor | int], sizes: Mapping[str, int], records: Records,
         items: int,
     ) -> tuple["Goal", ...]:  # fmt: skip
-        """Where the goals of each item are; kept where they are the same for all items."""
-        if any(isinstance(each, Tensor) for each in lengths.values()):
-            return tuple(
-                self._goal(goal, lengths, sizes, records, items) for goal in self.program.goals
-            )
-        key = id(records), items
-        if key not in self._goals:
-            if len(self._goals) >= _PLANS:
-                self._goals.clear()
-            made = (self._goal(goal, lengths, sizes, records, items) for goal in self.program.goals)
-            self._goals[key] = tuple(made)
-        return self._goals[key]
+        """Where the goals of each item are; kept for some of the lengths of few items."""
+        several, key = any(isinstance(each, Tensor) for each in lengths.values()), None
+        if not several or items <= _FEW_ITEMS:
+            known = (x.tolist() if isinstance(x, Tensor) else [x] for x in lengths.values())
+            key = (id(records), items, *map(tuple, known))
+        found = self._goals.get(key) if key else None
+        if found is None:
+            with torch.inference_mode(mode=False):  # the next call may be outside of it
+                found = tuple(
+                    self._goal(goal, lengths, sizes, records, items) for goal in self.program.goals
+                )
+            if key:
+                if len(self._goals) >= _PLANS:
+                    self._goals.clear()
+                self._goals[key] = found
+        return found
 
     def _goal(
         self, goal: Read, lengths: Mapping[str, Tensor | int], sizes: Mapping[str, int],

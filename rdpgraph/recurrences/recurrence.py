@@ -8,6 +8,7 @@ from typing import Any, Self
 import torch
 from torch import Tensor
 
+from rdpgraph._core.numbers import outside
 from rdpgraph._core.types import broadcast_shapes
 from rdpgraph.errors import ModelError
 from rdpgraph.logspace.gradients import by_autograd, expectations, is_transformed, mean_scores
@@ -119,11 +120,9 @@ class Bound:
             lengths, end = self.given[name], most.evaluate(self._sizes)
             if lengths is not None:
                 shapes[name] = tuple(lengths.shape)
-                wrong = lengths[(lengths < 0) | (lengths > end)]
-                if len(wrong):
-                    raise ModelError(
-                        f"{owner} needs {name} from 0 to {most} = {end}; got {int(wrong[0])}."
-                    )
+                wrong = outside(lengths, 0, end)
+                if wrong is not None:
+                    raise ModelError(f"{owner} needs {name} from 0 to {most} = {end}; got {wrong}.")
         try:
             return broadcast_shapes(*shapes.values())
         except RuntimeError:

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from rdpgraph._core.numbers import outside
 from rdpgraph._core.types import broadcasts
 from rdpgraph.errors import EvidenceError, ModelError
 from rdpgraph.interface.structure import Structure
@@ -98,7 +99,7 @@ def settle_lengths(owner: Structure, **most: int) -> None:
                 f"{name} of batch shape {batch} needs integer lengths of that shape; got "
                 f"{lengths.dtype} of shape {tuple(lengths.shape)}."
             )
-        wrong = lengths[(lengths < 0) | (lengths > total)]
-        if len(wrong):
-            raise ModelError(f"{name} needs {field} 0 to {total}; got {wrong[0]}.")
+        wrong = outside(lengths, 0, total)
+        if wrong is not None:
+            raise ModelError(f"{name} needs {field} 0 to {total}; got {wrong}.")
         object.__setattr__(owner, field, lengths.to(owner.unary.device, torch.long))
