@@ -128,6 +128,7 @@ RUNS = {
         },
     ),
     "covariates": Tiny("--steps 40 --limit 1"),
+    "dynamic": Tiny("--steps 12 --limit 1"),
     "haplotypes": Tiny("--sites 30 --panel 12 --reference 8 --targets 2"),
     "linkage": Tiny("--pairs 60"),
     "lowrank": Tiny("", {"STEPS": 4, "RANK": 2, "WORDS": 4, "PARENT_RANK": 2}, cases),

@@ -41,3 +41,9 @@ def test_covariates_drive_states_and_choices(run, capsys):
     scores = found["scores"]
     assert scores["stimulus"] > scores["no covariates"]
     assert "of the states are right" in capsys.readouterr().out
+
+
+def test_interfaces_answer_as_the_network_of_all_steps(run, capsys):
+    found = run("plot_dynamic")
+    assert found["off"] < 1e-9
+    assert "wear is right" in capsys.readouterr().out

@@ -7,6 +7,7 @@ usual models in the manner of scikit-learn.
 from rdpgraph.learn.compound import Mixture, Product
 from rdpgraph.learn.covariates import Driven, Rates
 from rdpgraph.learn.densities import Density, Durations
+from rdpgraph.learn.dynamic import DynamicBayesianNetwork
 from rdpgraph.learn.em import EM, Fit, Step
 from rdpgraph.learn.emissions import Bernoulli, Categorical, Emission, Poisson
 from rdpgraph.learn.families import BDeu
@@ -30,6 +31,7 @@ __all__ = [
     "Density",
     "Driven",
     "Durations",
+    "DynamicBayesianNetwork",
     "Emission",
     "Fit",
     "Gaussian",
