@@ -8,6 +8,7 @@ from typing import Any, Self
 import torch
 from torch import Tensor
 
+from rdpgraph._core.cache import Kept
 from rdpgraph._core.numbers import outside
 from rdpgraph._core.types import broadcast_shapes
 from rdpgraph.errors import ModelError
@@ -130,7 +131,22 @@ class Bound:
             raise ModelError(f"{owner} needs batch dims that broadcast; got {said}.") from None
 
     def _check_whole(self, program: Program) -> None:
-        """Check that indices that are data are within what they index."""
+        """Check that indices that are data fit, unless these were seen and not written to since."""
+        data = tuple(self.given[array.name] for array in program.inputs if array.whole)
+        if not data:
+            return
+        key = program, tuple(self._sizes.items())
+        seen = _FITTING.get(key)
+        if seen is not None and seen.is_current(data):
+            return
+        self._check_data(program)
+        kept = Kept.of(None, data)
+        if kept is not None:
+            _FITTING[key] = kept
+        while len(_FITTING) > _MOST_FITTING:
+            _FITTING.pop(next(iter(_FITTING)), None)
+
+    def _check_data(self, program: Program) -> None:
         for factor, k, name in program.lookups:
             array, data, at = program.by_name[factor.array], self.given[name], factor.index[k]
             assert isinstance(at, Lookup)
@@ -570,6 +586,9 @@ def _once(values: Tensor) -> Tensor:
     return values
 
 
+_FITTING: dict[tuple[Program, tuple[tuple[str, int], ...]], Kept[None]] = {}
+"""Data that were checked, of some programs and sizes, until they are written to."""
+_MOST_FITTING = 16  # sets of data, which stay in memory
 _ROUNDING = 1e-12  # of an expected number of entries, for each of them
 
 

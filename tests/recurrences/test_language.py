@@ -154,6 +154,15 @@ def test_lists_that_do_not_fit(rows, tails, message):
     assert goal.log_partition().exp().round() == 2
 
 
+def test_data_that_are_written_to_are_checked_again():
+    tails = torch.tensor(TAILS)
+    goal = written.Hypergraph(torch.zeros(3), torch.tensor(HEADS), tails)
+    assert goal.log_partition().exp().round() == 2
+    tails[2, 0] = 2
+    with pytest.raises(ModelError, match=r"needs tails\[e, 0\] below v"):
+        goal.with_inputs()
+
+
 def test_data_that_point_ahead_are_refused_where_each_item_has_its_own():
     tails = torch.tensor([[[[0, 0]], [[1, 0]]], [[[0, 0]], [[0, 2]]]])
     with pytest.raises(ModelError, match=r"needs tails\[v - 1, k, 1\] below v"):

@@ -15,6 +15,7 @@ from rdpgraph.interface.masks import Draw, Expected, Masks
 from rdpgraph.interface.structure import is_tracked
 from rdpgraph.logspace.gradients import by_autograd, expectations
 from rdpgraph.model.potentials.table import checked_log_values, settle, taken
+from rdpgraph.recurrences.declaration import Declared, Input, Lengths
 from rdpgraph.structures.bitext.emission import ORDERS, Boxes, Emission
 from rdpgraph.structures.bitext.mixed_rules import AROUND, PARTIAL, Listed, Nodes
 from rdpgraph.structures.checks import settle_lengths
@@ -22,9 +23,7 @@ from rdpgraph.structures.compact.bispans import Bispans
 from rdpgraph.structures.compact.inside import LOWEST
 from rdpgraph.structures.compact.masked import LinkMasks, RuleMasked
 from rdpgraph.structures.grammar.trees import middle, parts_of
-from rdpgraph.structures.recursion.tape import Tape
-from rdpgraph.structures.recursion.values import Value
-from rdpgraph.structures.recursions import Recursion
+from rdpgraph.structures.recurrence import Recurrence
 
 
 @dataclass(frozen=True, eq=False)
@@ -143,8 +142,30 @@ class MaskedMixed(RuleMasked):
         return sums[:, :p, :q].reshape(*self.lead, p, q)
 
 
+DECLARED: Declared = (
+    ("unary", Input("P+1 P+1 Q+1 Q+1 N")),
+    ("ways", Input("E")),
+    ("scored", Input("V")),
+    ("unscored", Input("V")),
+    ("bispans", Input("V 4", whole=True)),
+    ("rows", Input("V+1", whole=True)),
+    ("parts", Input("E 2", whole=True)),
+    ("tops", Lengths("V")),
+)
+"""What the rules of mixed bitexts read, as `Every` lists it."""
+RULES = """
+    a[0] += 1
+    w[v] += ways[e] * a[parts[e, 0]] * a[parts[e, 1]] if rows[v] <= e < rows[v + 1]
+    a[v] += w[v] * unscored[v]
+    a[v] += w[v] * scored[v]
+            * unary[bispans[v, 0], bispans[v, 1], bispans[v, 2], bispans[v, 3], n]
+    goal += a[tops]
+"""
+"""Nodes are bispans, whose states are scored, and others between these and their rules."""
+
+
 @dataclass(frozen=True, eq=False)
-class MixedBitext(Recursion):
+class MixedBitext(Recurrence):
     """Trees over two sentences of rules that mix words with up to three parts, in any order.
 
     The grammar of Bouchard-Côté, Petrov and Klein 2009. A constituent is a bispan, words i..k-1 of
@@ -185,14 +206,15 @@ class MixedBitext(Recursion):
     pairs: Tensor = field(metadata={"dims": 2})
     source: Tensor = field(metadata={"dims": 1})
     target: Tensor = field(metadata={"dims": 1})
-    rules: Tensor | None = field(default=None, kw_only=True)
+    rules: Tensor | None = field(  # pyright: ignore[reportIncompatibleVariableOverride]
+        default=None, kw_only=True
+    )
     source_lengths: Tensor | None = field(default=None, kw_only=True, metadata={"dims": 0})
     target_lengths: Tensor | None = field(default=None, kw_only=True, metadata={"dims": 0})
 
     why_no_graph = (
         "its sites are pairs of spans of two sentences, which no small factors join to trees"
     )
-    site_dims = 4
 
     def __post_init__(self) -> None:
         names = "unary", "pairs", "source", "target", "rules"
@@ -259,30 +281,42 @@ class MixedBitext(Recursion):
     def joined(self, used: Mapping[tuple[int, ...], int]) -> list[tuple[Any, Any]]:
         return parts_of(used)
 
-    def recursion(self, tape: Tape) -> Value:
-        p, q = tape.site_shape[0] - 1, tape.site_shape[2] - 1
-        every = _every(p, q, tape.device)
+    def written(self) -> tuple[Declared, str]:
+        return DECLARED, RULES
+
+    def inputs(self) -> Mapping[str, Any]:
+        p, q = self.unary.shape[-5] - 1, self.unary.shape[-3] - 1
+        every, items = _every(p, q, self.unary.device), math.prod(self.batch_shape)
         emission = Emission(
-            tape.flat(self.pairs, 2), tape.flat(self.source, 1), tape.flat(self.target, 1)
-        )
+            self.pairs.reshape(items, p, q), self.source.reshape(items, p),
+            self.target.reshape(items, q),
+        )  # fmt: skip
         # Scores of words around parts come last.
         logs = [
             emission.scores(None, *every.words),
             emission.around(None, every.ends, *every.around),
         ]
-        logs = torch.cat([part.expand(tape.batch, -1) for part in logs], 1)
+        logs = torch.cat([part.expand(items, -1) for part in logs], 1)
         if self.rules is not None:
-            logs = logs + pad(self.rules, (0, 1))[every.kind]
-        ways, values = tape.leaf(logs.to(tape.dtype).unsqueeze(-1)), [tape.one]
-        sites = tape.sum(tape.sites[tuple(every.ends)]), tape.one
-        for site, way, parts in every.rows:
-            product = [tape.view(ways, way), *(tape.view(values, part) for part in parts)]
-            values.append(tape.total((tape.view(sites, site), tape.total(tuple(product)))))
-        source = tape.lengths(self.source_lengths, p)
-        target = tape.lengths(self.target_lengths, q)
-        empty = tape.allowed(((source == 0) & (target == 0)).unsqueeze(1))
-        last = every.stand[0, source, 0, target].reshape(-1, 1, 1)
-        return tape.total(tape.total(tape.view(values, last)), empty)
+            logs = logs + pad(self.rules.double(), (0, 1))[every.kind]
+        ways = logs.index_select(1, every.place).reshape(*self.batch_shape, -1)
+        scored = every.scored.to(self.unary)
+        return {
+            "unary": self.unary, "ways": ways, "scored": scored.log(),
+            "unscored": (1 - scored).log(), "bispans": every.bispans, "rows": every.rows,
+            "parts": every.parts, "tops": self._tops(every),
+        }  # fmt: skip
+
+    def _tops(self, every: "Every") -> Tensor:
+        """(*batch,) the node of each item's whole."""
+        p, q = self.unary.shape[-5] - 1, self.unary.shape[-3] - 1
+        ends = [
+            torch.full(self.batch_shape, most, device=self.unary.device)
+            if lengths is None
+            else lengths.to(self.unary.device).expand(self.batch_shape)
+            for lengths, most in ((self.source_lengths, p), (self.target_lengths, q))
+        ]
+        return every.number[ends[0], ends[1]]
 
 
 @dataclass(frozen=True, eq=False)
@@ -293,10 +327,14 @@ class Every:
     kind: Tensor  # (E,) of the rule that each way completes; those around a part last
     words: tuple[Tensor, Tensor]  # (E - A, 2) where the words of a way begin and end, twice
     around: tuple[Tensor, Tensor]  # (A,) the whole and the part of ways around a part
-    # For some nodes each (n,) the bispan, P for none; (M, n) the ways, -1 for none; and the parts
-    # of these, from 1 on, 0 for none.
-    rows: list[tuple[Tensor, Tensor, list[Tensor]]]
-    stand: Tensor  # (p + 1, p + 1, q + 1, q + 1) the node of each bispan, from 1 on; -1: none
+    place: Tensor  # (E,) where each way of the list of nodes is among those
+    rows: Tensor  # (V + 1,) where the ways of each node begin; node 0 is no part
+    parts: Tensor  # (E, 2) the nodes that ways of the list read
+    bispans: Tensor  # (V, 4) the bispan of each node; zeros: none
+    scored: Tensor  # (V,) 1 if it has one, 0 if not
+    # (p + 1, q + 1) the node of the first words of both sentences: 0 for none of both, V where
+    # there are none of one.
+    number: Tensor
 
     @classmethod
     def of(cls, p: int, q: int, device: torch.device) -> "Every":
@@ -312,32 +350,24 @@ class Every:
         forest, total = listed.forest, len(listed.item)
         bispan = torch.full((total,), len(kept), device=device)
         bispan[listed.place] = torch.arange(len(kept), device=device)
-        # Ways around a part come last; nodes by rank, and by about as many ways.
+        # Ways around a part come last.
         apart = listed.kind == AROUND
-        order, place = _sorted(apart)
-        bounds, every = torch.tensor(forest.rows, device=device), torch.arange(total, device=device)
-        rank = torch.searchsorted(bounds, every, right=True)
-        group = rank * 64 + forest.counts.clamp(min=1).double().log2().long()
-        by_group, number = _sorted(group)
-        number = pad(number + 1, (0, 1))
-        rows: list[tuple[Tensor, Tensor, list[Tensor]]] = []
-        for some in by_group.split(group.unique(return_counts=True)[1].tolist()):
-            counts = forest.counts[some]
-            many = torch.arange(int(counts.max().clamp(min=1)), device=device).unsqueeze(1)
-            way = torch.where(many < counts, forest.begins[some] + many, 0)
-            parts = [part for part in number[forest.parts[:, way]] if bool(part.any())]
-            rows.append((bispan[some], torch.where(many < counts, place[way], -1), parts))
-        stand = torch.full(shape, -1, device=device)
-        stand[tuple(ends)] = number[listed.place]
+        order = apart.argsort(stable=True)
+        bispans = torch.zeros(1 + total, 4, dtype=torch.long, device=device)
+        bispans[1 + listed.place] = ends.mT
+        scored = torch.zeros(1 + total, device=device)
+        scored[1 + listed.place] = 1.0
+        number = torch.full((p + 1, q + 1), 1 + total, device=device)
+        number[0, 0] = 0
+        whole = (ends[0] == 0) & (ends[2] == 0)
+        number[ends[1, whole], ends[3, whole]] = 1 + listed.place[whole]
+        parts = torch.where(forest.parts == total, 0, forest.parts + 1).mT.contiguous()
         source, target = listed.words[order][~apart[order]].long().unbind(2)
         around = bispan[forest.whole[apart]], bispan[forest.parts[0, apart]]
-        return cls(ends, listed.kind[order], (source, target), around, rows, stand)
-
-
-def _sorted(keys: Tensor) -> tuple[Tensor, Tensor]:
-    """The order of some keys, stable, and the place of each in it."""
-    order = keys.argsort(stable=True)
-    return order, order.argsort()
+        return cls(
+            ends, listed.kind[order], (source, target), around, order.argsort(),
+            pad(forest.begins, (1, 0)), parts, bispans, scored, number,
+        )  # fmt: skip
 
 
 _every = remembered(8, where=lambda p, q, device: p * q <= 64)(Every.of)  # noqa: ARG005
