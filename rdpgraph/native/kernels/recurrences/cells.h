@@ -19,25 +19,36 @@ typename Run<Real>::Cell Run<Real>::cell_at(int64_t at) const {
   return cell;
 }
 
+// The terms of a sum at a place: alternatives and the values of their loops.
+template <typename Real>
+void Run<Real>::find_ways(const Stage& g, At s, int64_t p) {
+  ways.clear();
+  for (const Alternative* a = alternatives + g.first; a < alternatives + g.first + g.count; ++a)
+    each_loop(*a, s, p, [&](At here, Span span) {
+      for (int64_t r = span.low; r <= span.high; ++r) ways.push_back({a, {here, r}});
+    });
+}
+
 // The logs of all terms of a possible cell, relative to one level, into `line`.
 template <typename Real>
 void Run<Real>::expand(const Cell& cell, int64_t item) {
   const Stage& g = *cell.g;
   double known, base = -INFINITY;
   if (g.kind == kKindSum) {
-    collect_entries(g, cell.s, cell.p, g.labels ? g.labels : 1);
-    line.assign(entries.size(), Real(0));
-    if (entries.size() == 1) return;  // perhaps of a link that was written into the sum, and nowhere else
-    for (Entry& one : entries) base = std::max(base, one.level = level_of(one, item));
-    for (size_t k = 0; k < entries.size(); ++k) {
-      const Entry& one = entries[k];
-      double sum = -base;
-      for (int64_t j = one.first; j < one.first + one.count; ++j) {
-        const Line from = line_of(factors_of[j], item);
-        sum += data[factors_of[j].f->slot][from(cell.v)] + (from.levels ? from.levels[cell.v * from.level_hop] : 0);
+    find_ways(g, cell.s, cell.p);
+    line.assign(ways.size(), Real(0));
+    if (ways.size() == 1) return;  // perhaps of a link that was written into the sum, and nowhere else
+    tops.resize(ways.size());
+    for (size_t k = 0; k < ways.size(); ++k) {
+      const Way& way = ways[k];
+      double sum = 0;
+      for (const Factor* f = factors + way.a->first; f < factors + way.a->first + way.a->count; ++f) {
+        const Line from = line_of(*f, item, way.at.s, cell.p, way.at.r);
+        sum += data[f->slot][from(cell.v)] + (from.levels ? from.levels[cell.v * from.level_hop] : 0);
       }
-      line[k] = Real(sum);
+      base = std::max(base, tops[k] = sum);
     }
+    for (size_t k = 0; k < ways.size(); ++k) line[k] = Real(tops[k] - base);
     return;
   }
   if (g.kind == kKindOver) {
@@ -75,20 +86,15 @@ template <typename Real>
 template <typename Reach>
 void Run<Real>::each_read(const Cell& cell, int64_t item, int64_t term, bool known, Reach reach) {
   const Stage& g = *cell.g;
-  if (g.kind == kKindSum) {
-    if (!known) collect_entries(g, cell.s, cell.p, g.labels ? g.labels : 1);
-    const Entry one = entries[term];
-    for (int64_t k = one.first; k < one.first + one.count; ++k) {
-      const Part& f = factors_of[k];
-      reach(f.f->slot, line_of(f, item)(cell.v) - item * f.f->item);
-    }
-    return;
-  }
-  const Alternative* a = alternatives + g.first;
   const auto spread = [&](const Alternative& a, const Split& at, int64_t label) {
     for (const Factor* f = factors + a.first; f < factors + a.first + a.count; ++f)
       reach(f->slot, line_of(*f, item, at.s, cell.p, at.r)(label) - item * f->item);
   };
+  if (g.kind == kKindSum) {
+    if (!known) find_ways(g, cell.s, cell.p);
+    return spread(*ways[term].a, ways[term].at, cell.v);
+  }
+  const Alternative* a = alternatives + g.first;
   if (!known) find_splits(*a, cell.s, cell.p);
   const int64_t depth = depth_of(g), k = term % depth, c = g.kind == kKindPair ? g.depth2 : 1;
   const Split at = splits[term / depth];

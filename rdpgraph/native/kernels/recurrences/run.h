@@ -270,6 +270,8 @@ template <typename Real> struct Run {
   };
   struct Entry { int64_t first, count, low, high; double level; };
   std::vector<Entry> entries;
+  struct Way { const Alternative* a; Split at; };  // a term of a cell of a sum
+  std::vector<Way> ways;
   std::vector<Part> factors_of;
   void collect_entries(const Stage& g, At s, int64_t first, int64_t count);
   // The stage of the link that a sum's only entry reads: that stage has written the sum. Below 0: none.
@@ -523,6 +525,7 @@ template <typename Real> struct Run {
   struct Cell { const Stage* g; At s; int64_t p, v; };
   std::vector<Real> line;
   Cell cell_at(int64_t at) const;
+  void find_ways(const Stage& g, At s, int64_t p);
   void expand(const Cell& cell, int64_t item);
   template <typename Reach> void each_read(const Cell& cell, int64_t item, int64_t term, bool known, Reach reach);
 
