@@ -7,8 +7,7 @@ names of `rdpgraph`.
 """
 
 from rdpgraph.io.grammar import Grammar, parse_grammar, read_grammar
-from rdpgraph.structures.grammar.trees import Trees
-from rdpgraph.structures.recursion.rules import (
+from rdpgraph.structures.grammar.rules import (
     BilinearRules,
     DenseRules,
     FactorisedRules,
@@ -16,7 +15,8 @@ from rdpgraph.structures.recursion.rules import (
     NoRules,
     Rules,
 )
-from rdpgraph.structures.recursion.sparse_rules import SparseRules
+from rdpgraph.structures.grammar.sparse_rules import SparseRules
+from rdpgraph.structures.grammar.trees import Trees
 
 __all__ = [
     "BilinearRules",

@@ -22,7 +22,7 @@ from rdpgraph.model.potentials.table import Table
 from rdpgraph.model.variable import Variable, VariableArray
 from rdpgraph.structures.grammar.batched import branches
 from rdpgraph.structures.grammar.model import Hypertree
-from rdpgraph.structures.recursion.rules import BilinearRules, DenseRules
+from rdpgraph.structures.grammar.rules import BilinearRules, DenseRules
 
 _MOST = 2**40  # features
 

@@ -31,7 +31,7 @@ from rdpgraph.model.potentials.table import Table
 from rdpgraph.model.rewrites import with_joint
 from rdpgraph.model.variable import VariableArray
 from rdpgraph.structures.draws import perturbed_graph
-from rdpgraph.structures.recursion.rules import BilinearRules, FactorisedRules, LowRankRules
+from rdpgraph.structures.grammar.rules import BilinearRules, FactorisedRules, LowRankRules
 
 _READ_OFF = {*OF_LOG_PARTITION, "status", "possible", "variable_marginals", "sample", "joint"}
 """Questions that the model with further variables answers in place of the plain one."""

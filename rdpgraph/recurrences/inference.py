@@ -537,13 +537,22 @@ def _with_labels(
 
     labels = _labels(drafts, sizes, goals, sketch.inputs, placed=False)
     at_data = [
-        ((read.array, k), {(number, name) for name in at.names})
+        ((read.array, k), number, draft, at)
         for number, draft in enumerate(drafts)
         for read in draft.rule.factors
         for k, at in enumerate(read.index)
         if isinstance(at, Lookup) and read.array in sizes
     ]
-    if all(axis in labels and names <= labels for axis, names in at_data):
+
+    def is_known(number: int, draft: _Draft, at: Lookup) -> bool:
+        """Whether data are looked up by labels, or by all values of what a rule sums over."""
+        return all(
+            (number, one.bare) in labels
+            or (one.bare in draft.rule.over and draft.ranges[one.bare] == size)
+            for one, size in zip(at.index, sketch.inputs[at.array].dims, strict=True)
+        )
+
+    if all(axis in labels and is_known(number, draft, at) for axis, number, draft, at in at_data):
         try:
             return ordered(labels)
         except ModelError:

@@ -366,7 +366,7 @@ class Run:
         rule = self.program.rules[term.rule]
         reads = iter(term.reads)
         factors = [
-            self._table(next(reads))
+            self._table(next(reads), term)
             if self.program.table(factor.array) is not None
             else self._input(term, k, factor, step)
             for k, factor in enumerate(rule.factors)
@@ -415,7 +415,7 @@ class Run:
         factors[most] = Named(values, (*places, *labels))
         return factors
 
-    def _table(self, read: _TableRead) -> Named:
+    def _table(self, read: _TableRead, term: _Term) -> Named:
         """What a term reads of a table."""
         steps = [self.done[read.table][step] for step in range(read.low, read.high + 1)]
         pool = steps[0] if len(steps) == 1 else torch.cat(steps, 1)

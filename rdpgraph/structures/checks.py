@@ -12,7 +12,7 @@ from rdpgraph.errors import EvidenceError, ModelError
 from rdpgraph.interface.structure import Structure
 from rdpgraph.model.potentials.potential import WHOLE
 from rdpgraph.model.potentials.table import checked_log_table, checked_log_values
-from rdpgraph.structures.recursion.rules import Rules
+from rdpgraph.structures.grammar.rules import Rules
 
 
 def checked_unary(unary: Tensor) -> None:

@@ -64,6 +64,8 @@ class Recurrence(Structure):
     ``a[tails[e]]``           a cell at a place that is data, lower than that of the rule's own cell
     ``... if rows[v] <= e``   with ``< rows[v + 1]``: e goes through row v of a list, which all
                               items have in common
+    ``a[t - 1, left[e]]``     a cell at a label that is data
+    ``unary[t, q + N]``       an entry at a label from N on
     ``x * y + z``, ``1``      products, sums, and the empty product
     ``... if i < j``          where the rule holds
     ``T``, ``I + 1``          sizes, which begin with a capital letter
@@ -492,7 +494,8 @@ class Recurrence(Structure):
         return total
 
     def work(self) -> float:
-        program, sizes = self.program, self._bind().sizes
+        bound = self._bind(ranks=True)
+        program, sizes = bound.program, bound.sizes
         ranges = {name: max(0, size.evaluate(sizes)) for name, size in program.ranges.items()}
         axes = {table.name: table.axes for table in program.tables}
         many = [

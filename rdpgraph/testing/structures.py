@@ -16,7 +16,7 @@ from rdpgraph.infer import infer
 from rdpgraph.interface.structure import Structure
 from rdpgraph.model.potentials.potential import Potential
 from rdpgraph.query.structured import StructuredPosterior
-from rdpgraph.structures.recursion.rules import Rules
+from rdpgraph.structures.grammar.rules import Rules
 from rdpgraph.testing.enumeration import (
     QUESTIONS,
     SIGMAS,

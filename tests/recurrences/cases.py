@@ -53,6 +53,9 @@ def small(name, hard=0.0, seed=0):
         "ListedTrees": lambda: written.ListedTrees(
             r(3, 3, 3, 2), r(3), lengths, whole(2, 3), whole(2, 3, 3), whole(3, 3, 2, 2)
         ),
+        "GroupedTrees": lambda: written.GroupedTrees(
+            r(3, 3, 3, 2), r(3), lengths, whole(2, 3), whole(2, 3, 3), whole(3, 3, 2, 2)
+        ),
         "Projective": lambda: written.Projective(r(3, 3, 4), lengths),
         "Bitext": lambda: written.Bitext(r(3, 2, 2), r(3, 2), r(3, 2)),
         "Tagged": lambda: written.Tagged(r(2), r(2, 2), r(2, 3), whole(3, 3, 3), lengths),
@@ -124,5 +127,5 @@ NAMES = (
     "KeptTrees", "KeptSites", "Kinds", "Cells", "Brackets", "Factorial", "Together",
     "Trigrams", "Automaton", "Joined", "Uneven", "Apart", "Paths",
     "Earlier", "Durations", "Nested", "Hypergraph", "Forest", "Lattice", "Kept", "Binary",
-    "WordLabels", "ListedTrees",
+    "WordLabels", "ListedTrees", "GroupedTrees",
 )  # fmt: skip

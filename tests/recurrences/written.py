@@ -144,6 +144,19 @@ class ListedTrees(Recurrence):
     """
 
 
+class GroupedTrees(ListedTrees):
+    """The same, in which the numbers of a row are a loop."""
+
+    rules = """
+        x[i, j, e] += b[i, j, left[e]] * weights[e]
+        m[i, j, e] += x[i, k, e] * b[k+1, j, right[e]]
+        w[i, j, a] += m[i, j, members[a, f]]   if f >= 0
+        b[i, j, a] += w[i, j, a] * sites[i, j, a]
+        b[i, i, a] += sites[i, i, a]
+        goal       += b[0, lengths-1, a]
+    """
+
+
 class LowRankTrees(Recurrence):
     """Trees over spans, by rules of R ranks."""
 

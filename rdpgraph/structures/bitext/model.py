@@ -20,9 +20,9 @@ from rdpgraph.structures.checks import settle_lengths
 from rdpgraph.structures.compact.bispans import Bispans
 from rdpgraph.structures.compact.inside import LOWEST, Binary, Forest, joined_forest
 from rdpgraph.structures.compact.masked import ForestMasked, LinkMasks
+from rdpgraph.structures.grammar.rules import DenseRules, NoRules, Rules
 from rdpgraph.structures.grammar.trees import middle, parts_of
 from rdpgraph.structures.recurrence import Recurrence
-from rdpgraph.structures.recursion.rules import DenseRules, NoRules, Rules
 
 
 @dataclass(frozen=True, eq=False)

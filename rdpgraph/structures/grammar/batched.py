@@ -10,9 +10,9 @@ from torch.nn.functional import pad
 from rdpgraph.interface.structure import is_tracked
 from rdpgraph.logspace.gradients import expectations
 from rdpgraph.logspace.logmatrix import soft_scatter
+from rdpgraph.structures.grammar.rules import LowRankRules, NoRules, Rules, flat
 from rdpgraph.structures.grammar.spans import HypertreeFields
-from rdpgraph.structures.recursion.rules import LowRankRules, NoRules, Rules, flat
-from rdpgraph.structures.recursion.sparse_rules import SparseRules
+from rdpgraph.structures.grammar.sparse_rules import SparseRules
 
 
 def score(tree: HypertreeFields, states: Tensor) -> Tensor:

@@ -13,9 +13,9 @@ from rdpgraph.interface.masks import Draw, Expected, Masked, StructureMasks
 from rdpgraph.structures.compact.bispans import Spans
 from rdpgraph.structures.compact.inside import Binary, Forest, joined_forest
 from rdpgraph.structures.compact.masked import ForestMasked, RuleForest, RuleMasked
+from rdpgraph.structures.grammar.rules import NoRules
 from rdpgraph.structures.grammar.spans import HypertreeFields
-from rdpgraph.structures.recursion.rules import NoRules
-from rdpgraph.structures.recursion.sparse_rules import SparseRules
+from rdpgraph.structures.grammar.sparse_rules import SparseRules
 
 
 @dataclass(frozen=True, eq=False)

@@ -19,23 +19,25 @@ from rdpgraph.io.grammar import Grammar
 from rdpgraph.logspace.gradients import by_autograd
 from rdpgraph.model.graph import FactorGraph
 from rdpgraph.model.potentials.table import as_states, taken
+from rdpgraph.model.restriction import gathered
 from rdpgraph.model.soundness import require_possible
+from rdpgraph.recurrences.recurrence import Bound
 from rdpgraph.structures.chain.factors import inside
 from rdpgraph.structures.checks import checked_mask, checked_trees
 from rdpgraph.structures.grammar import batched
+from rdpgraph.structures.grammar.kept import RestrictedHypertree
 from rdpgraph.structures.grammar.masks import HypertreeMasks
+from rdpgraph.structures.grammar.rules import DenseRules, Rules
 from rdpgraph.structures.grammar.spans import (
     HypertreeFields,
     grammar_rules,
     pcfg_unary,
-    prefers_table,
     sentence_unary,
 )
+from rdpgraph.structures.grammar.sparse_rules import SparseRules
 from rdpgraph.structures.grammar.trees import KBestTrees, Trees, crossed
 from rdpgraph.structures.potential import recognised_factor, structure_graph
-from rdpgraph.structures.recursion.rules import DenseRules, NoRules, Rules
-from rdpgraph.structures.recursion.sparse_rules import SparseRules
-from rdpgraph.structures.recursions import Recursion
+from rdpgraph.structures.recurrence import Recurrence
 
 
 @dataclass(frozen=True, eq=False)
@@ -50,8 +52,9 @@ class Hypertree(HypertreeFields):
 
     Every answer but trees is differentiable. log Z costs O(T^2 N^3 + T^3 N^2) with `DenseRules`,
     O(T^3 r + T^2 N r) with `LowRankRules`, O(T^3 M) with `SparseRules`, O(T^2 N + T^3) with
-    `NoRules`. Its gradient takes memory O(T^2 (N + r)) and T^3 indices on the CPU, O(T^2 (N + M))
-    with sparse rules; without the compiled machine, as on a GPU, it keeps the terms of all splits.
+    `NoRules`; its gradient takes memory O(T^2 (N + r)), or O(T^2 (N + M)) with sparse rules.
+    Entropies, divergences, modes, the k best, max-marginals and relaxed draws are about single
+    trees, and take rules of low rank as a table.
     Source: Baker 1979; Lari and Young 1990; low rank: Yang, Zhao and Tu 2021 (arXiv:2104.13727).
 
     Args:
@@ -65,6 +68,7 @@ class Hypertree(HypertreeFields):
 
     Raises:
         ModelError: shapes that do not fit, NaN or +inf, a length out of range.
+        BudgetError: a table of rules of low rank would be too large, in answers about single trees.
 
     Example:
         >>> Hypertree(torch.zeros(4, 4, 1)).log_partition().exp()  # the binary trees of 4 words
@@ -72,6 +76,7 @@ class Hypertree(HypertreeFields):
     """
 
     optional_sites = True
+    why_no_graph = ""  # its graph has a factor over all spans
 
     if TYPE_CHECKING:  # arguments become tensors
 
@@ -193,17 +198,25 @@ class Hypertree(HypertreeFields):
         """
         return tuple(batched.rule_uses(self))
 
-    def entropy(self) -> Tensor:
-        """(*batch,) nats; 0 where no tree is possible. Differentiable.
+    def restrict(self, states: Tensor, log_weights: Tensor) -> RestrictedHypertree:
+        """The trees on some states of each span, with weights, as estimators solve them.
+
+        A tree uses a span once at most, so Z is unbiased if the weights of each span are.
+
+        Args:
+            states: (*replicates, *batch, T, T, kept); repeats stay separate.
+            log_weights: of that shape; added to the potentials.
 
         Raises:
-            BudgetError: written out, rules of low rank are too large.
+            ModelError: shapes that do not fit, or a state out of range.
         """
-        return super(Hypertree, self._tabled()).entropy()
+        unary = self.potentials(self.unary)
+        unary = gathered(self.name, unary, states, log_weights, sites=2)
+        return RestrictedHypertree(unary, states, self)
 
-    def _compared(self, other: Recursion, *, divergence: bool) -> Tensor:
+    def _compared(self, other: Recurrence) -> tuple[Bound, Bound]:
         if not isinstance(other, Hypertree) or other.unary.shape != self.unary.shape:
-            return super()._compared(other, divergence=divergence)
+            return super()._compared(other)
         lengths = self.flat_lengths, other.flat_lengths
         if self.preterminals != other.preterminals or not torch.equal(*lengths):
             raise ModelError(
@@ -211,21 +224,11 @@ class Hypertree(HypertreeFields):
                 f"{self.preterminals} and {other.preterminals}, lengths {lengths[0].tolist()} and "
                 f"{lengths[1].tolist()}."
             )
-        one, two = self._tabled(), other._tabled()
+        one, two = self.written_out(), other.written_out()
         lists = [each.rules for each in (one, two) if isinstance(each.rules, SparseRules)]
-        if type(one.rules) is not type(two.rules) or (lists and not lists[0].is_like(lists[1])):
-            one, two = self._tabled(always=True), other._tabled(always=True)
-        return super(Hypertree, one)._compared(two, divergence=divergence)
-
-    def _tabled(self, *, always: bool = False) -> Self:
-        """The trees with a root, and rules as a table unless there are none or few."""
-        states = self.unary.shape[-1]
-        parents, rules = states - self.preterminals, self.rules
-        few = isinstance(rules, SparseRules) and not prefers_table(states, rules.count)
-        if always or not (few or isinstance(rules, NoRules)):
-            rules = DenseRules(rules.table(parents, states))
-        root = self.unary.new_zeros(parents) if self.root is None else self.root
-        return replace(self, rules=rules, root=root)
+        if type(one.rules) is not type(two.rules) or (lists and not lists[0].is_like(lists[-1])):
+            one, two = self.with_table(), other.with_table()
+        return super(Hypertree, one)._compared(two)
 
     def viterbi(self) -> Trees:
         """(*batch) one most probable tree of each item. Not differentiable; see `score`.

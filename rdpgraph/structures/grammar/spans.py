@@ -1,9 +1,10 @@
-"""Hypertrees: fields with checks, from probabilistic grammars too, and the recursion over spans."""
+"""Hypertrees: fields with checks, from probabilistic grammars too, and their recurrences."""
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Any
+from dataclasses import dataclass, field, replace
+from functools import reduce
+from typing import Any, Self
 
 import torch
 from torch import Tensor
@@ -11,10 +12,12 @@ from torch.nn.functional import pad
 
 from rdpgraph._core import tuning
 from rdpgraph._core.arguments import require_fields
-from rdpgraph._core.cache import remembered
+from rdpgraph._core.portable import tensors_in
 from rdpgraph.errors import ModelError
 from rdpgraph.io.grammar import Grammar
 from rdpgraph.model.potentials.table import settle
+from rdpgraph.recurrences.declaration import Declared
+from rdpgraph.recurrences.recurrence import Bound
 from rdpgraph.structures.chain.factors import flat_lengths
 from rdpgraph.structures.checks import (
     checked_root,
@@ -22,8 +25,7 @@ from rdpgraph.structures.checks import (
     checked_unary,
     settle_lengths,
 )
-from rdpgraph.structures.grammar.trees import parts_of
-from rdpgraph.structures.recursion.rules import (
+from rdpgraph.structures.grammar.rules import (
     DenseRules,
     FactorisedRules,
     LowRankRules,
@@ -31,89 +33,20 @@ from rdpgraph.structures.recursion.rules import (
     Rules,
     flat,
 )
-from rdpgraph.structures.recursion.sparse_rules import SparseRules
-from rdpgraph.structures.recursion.tape import Tape
-from rdpgraph.structures.recursion.values import Value, View, Way
-from rdpgraph.structures.recursions import Recursion
-
-
-class SeparateJoins:
-    """Joins on a tape by blocks of rules, one for each combination of words and wider spans.
-
-    Words have P labels, wider spans N. O(T N (N + P)^2 + T^2 N^3 + T^3 N^2) by a table,
-    O(T^3 r + T^2 N r) by ranks.
-    """
-
-    def __init__(self, tape: Tape, rules: Rules) -> None:
-        assert rules.shape is not None
-        self.tape, (parents, children) = tape, rules.shape
-        self.by_rank = tape.ranks and isinstance(rules, LowRankRules | FactorisedRules)
-        if isinstance(rules, LowRankRules | FactorisedRules) and self.by_rank:
-            left, right, top = tape.sources.ranks(rules)
-            self.top = top[..., :parents]
-            kinds = slice(parents, None), slice(parents)
-            self.sides = [[side[..., kind, :] for kind in kinds] for side in (left, right)]
-            self.ranked = list[Value](), list[Value]()
-            return
-        self.parents, sizes = parents, (parents, children - parents)
-        (spans, right), (left, words) = (
-            [part.movedim(-3, -1) for part in side.split(sizes, -1)]
-            for side in rules.table(parents, children).split(sizes, -2)
-        )
-        self.pairs = words.flatten(-3, -2), spans.flatten(-3, -2)
-        # From a word on one side to pairs of the span on the other and the parent.
-        self.words = left.flatten(-2), right.transpose(-3, -2).flatten(-2)
-
-    def joined(self, rows: Sequence[Value], left: Tensor, right: Tensor) -> Value:
-        """All spans of a width, given the rows of smaller widths from 1 on.
-
-        ``left`` and ``right`` (M, P) are the places of the parts in all rows concatenated, by
-        split.
-        """
-        tape = self.tape
-        if self.by_rank:
-            for side, known in zip(self.sides, self.ranked, strict=True):
-                known.append(tape.link(rows[-1], side[len(rows) > 1]))
-            parts = [
-                View(tuple(values), at)
-                for values, at in zip(self.ranked, (left, right), strict=True)
-            ]
-            return tape.link(tape.total(tuple(parts)), self.top)
-        before, words = sum(row.places for row in rows[:-1]), rows[0].places
-        if not before:
-            return self._pairs(rows, left, right, self.pairs[0])
-        ways = list[Way]()
-        sides = (left[:1], right[:1]), (right[-1:], left[-1:])
-        for table, (word, span) in zip(self.words, sides, strict=True):
-            linked = tape.link(rows[0], table)
-            ways.append((
-                View((linked,), word, parts=self.parents),
-                View((rows[-1],), span - before, parts=self.parents),
-            ))  # fmt: skip
-        if len(left) > 2:
-            at = left[1:-1] - words, right[1:-1] - words
-            ways.append(self._pairs(rows[1:-1], *at, self.pairs[1]))
-        return tape.total(*ways)
-
-    def _pairs(self, rows: Sequence[Value], left: Tensor, right: Tensor, table: Tensor) -> Value:
-        views = View(tuple(rows), left), View(tuple(rows), right)
-        return self.tape.link(self.tape.pairs(*views), table)
-
-
-kept_layout = remembered(16, where=lambda words, device: words <= 64)  # noqa: ARG005
-"""Caches the places of all parts of all spans; in long sentences they are as large as charts."""
+from rdpgraph.structures.grammar.sparse_rules import SparseRules
+from rdpgraph.structures.grammar.trees import parts_of
+from rdpgraph.structures.grammar.written import Kind, write_rules
+from rdpgraph.structures.recurrence import Recurrence
 
 
 @dataclass(frozen=True, eq=False)
-class HypertreeFields(Recursion):
-    """The fields and recursion of a `Hypertree`."""
+class HypertreeFields(Recurrence):
+    """The fields and the recurrence of a `Hypertree`."""
 
-    rules: Rules = field(default_factory=NoRules)
+    rules: Rules = field(default_factory=NoRules)  # pyright: ignore
     root: Tensor | None = field(default=None, kw_only=True, metadata={"dims": 1})
     preterminals: int = field(default=0, kw_only=True)
     lengths: Tensor | None = field(default=None, kw_only=True, metadata={"dims": 0})
-
-    site_dims = 2
 
     def __post_init__(self) -> None:
         settle(self, "unary", "root", whole=("lengths",))
@@ -122,6 +55,10 @@ class HypertreeFields(Recursion):
         checked_rules(self.rules, self.unary, self.preterminals)
         checked_root(self.root, self.unary, self.preterminals)
         settle_lengths(self, lengths=self.unary.shape[-2])
+        dtypes = (part.dtype for part in tensors_in(self) if part.is_floating_point())
+        dtype = reduce(torch.promote_types, dtypes)
+        if dtype != self.unary.dtype:
+            object.__setattr__(self, "unary", self.unary.to(dtype))
 
     @property
     def flat_unary(self) -> Tensor:
@@ -151,7 +88,7 @@ class HypertreeFields(Recursion):
     def potentials(self, unary: Tensor) -> Tensor:
         """Potentials with -inf for preterminals of wide spans, and for other states of words.
 
-        The recursion has this itself where all states are kept.
+        Of these `restrict` keeps some; the recurrence of all states reads no others.
         """
         if not self.preterminals:
             return unary
@@ -160,63 +97,81 @@ class HypertreeFields(Recursion):
         single = torch.arange(count, device=unary.device) >= count - self.preterminals
         return torch.where(word == single, unary, -torch.inf)
 
-    def recursion(self, tape: Tape) -> Value:
-        words, device, states = tape.site_shape[0], tape.device, self.unary.shape[-1]
-        lengths = tape.lengths(self.lengths, words).unsqueeze(1)
-        listed = isinstance(self.rules, NoRules | SparseRules)
-        apart = self.preterminals > 0 and tape.states is None and not listed
-        joins = SeparateJoins(tape, self.rules) if apart else None
-        kinds = torch.arange(states, device=device).tensor_split([states - self.preterminals])
-        # Potentials of kept states have it already that words have other states than wider spans.
-        barred = self.preterminals > 0 and tape.states is None and not joins
-        spans = torch.arange(states, device=device) < states - self.preterminals
-        masks = [torch.where(kind, 0.0, -math.inf).to(tape.dtype) for kind in (spans, ~spans)]
-        rows = list[Value]()
-        for first, last, left, right in _rows(words, device):
-            row = tape.sites[first, last]
-            factors = [tape.pick(row, kinds[not rows]) if joins else row]
-            if barred:
-                factors.append(tape.lookup(masks[not rows], row))
-            if joins and rows:
-                factors.append(joins.joined(rows, left, right))
-            elif rows:
-                one, two = (View(tuple(rows), at) for at in (left, right))
-                factors.append(tape.join(one, two, self.rules, to=row))
-            rows.append(tape.total(tuple(factors)) if len(factors) > 1 else factors[0])
-        empty = tape.allowed(lengths == 0)
-        whole = rows[1:] if joins else rows
-        if not whole:
-            return empty
-        # The place of the whole in the remaining rows; with preterminals a word is no tree.
-        width, least = (lengths - 1).clamp(min=0), 1 if joins else 0
-        last = _start(width, words).unsqueeze(2) - least * words
-        last = torch.where(lengths.unsqueeze(2) > least, last, -1)
-        whole = tape.total(tape.view(whole, last))
-        if self.root is not None or self.preterminals:
-            root = self.unary.new_zeros(states - self.preterminals)
-            root = root if self.root is None else self.root
-            if not joins:
-                root = pad(root, (0, self.preterminals), value=-torch.inf)
-            whole = tape.total((whole, tape.lookup(root, whole)))
-        return tape.total(tape.sum(whole), empty)
+    # ---- the recurrence ----
+
+    def _bind(
+        self, other: Mapping[str, Tensor] | None = None, *, ranks: bool = False, **how: Any
+    ) -> Bound:
+        trees = self if ranks else self.written_out()
+        return super(HypertreeFields, trees)._bind(other, ranks=ranks, **how)
+
+    def written_out(self) -> Self:
+        """The trees with rules of low rank as a table, so that a tree is one derivation.
+
+        Raises:
+            BudgetError: it would be too large.
+        """
+        by_rank = isinstance(self.rules, LowRankRules | FactorisedRules)
+        return self.with_table() if by_rank else self
+
+    def with_table(self) -> Self:
+        """The trees with their rules as a table.
+
+        Raises:
+            BudgetError: it would be too large.
+        """
+        states = self.unary.shape[-1]
+        table = self.rules.table(states - self.preterminals, states)
+        return replace(self, rules=DenseRules(table))
+
+    def written(self) -> tuple[Declared, str]:
+        return self.written_for()
+
+    def written_for(self, *, ranks: bool = False, kept: bool = False) -> tuple[Declared, str]:
+        kind, levels = _KINDS.get(type(self.rules), "dense"), 0
+        if kind == "ranked" and not ranks:
+            kind = "dense"
+        if isinstance(self.rules, SparseRules):
+            levels = len(self.rules.listing.members)
+        return write_rules(kind, self.preterminals, levels)
+
+    def inputs(self) -> Mapping[str, Any]:
+        given, rules = {"unary": self.unary, "lengths": self.lengths}, self.rules
+        states, more = self.unary.shape[-1], self.preterminals
+        root = self.unary.new_zeros(states - more) if self.root is None else self.root
+        match rules:
+            case NoRules():
+                return {**given, "roots": root}
+            case LowRankRules() | FactorisedRules():
+                parent, left, right = rules.ranks()
+                own = {"parent": parent[..., : states - more, :], "left": left, "right": right}
+            case SparseRules():
+                own = self._listed(rules)
+                root = pad(root, (0, more), value=-math.inf)
+            case _:
+                own = {"ruled": rules.table(states - more, states)}
+        return {**given, **own, "roots": root}
+
+    def _listed(self, rules: SparseRules) -> dict[str, Tensor]:
+        """The inputs of listed rules, and what forbids words other states than preterminals."""
+        listing = rules.listing
+        own = {"weight": pad(rules.log_weights[..., listing.order], (0, 1), value=-math.inf)}
+        own |= {"left": listing.left, "right": listing.right}
+        own |= {f"members{level}": one for level, one in enumerate(listing.members)}
+        if self.preterminals:
+            single = self.unary.new_zeros(self.unary.shape[-1])
+            single[: -self.preterminals] = -math.inf
+            own["single"] = single
+        return own
 
 
-def _start(width: int | Tensor, words: int) -> Any:
-    """The index of the first span of a width among those of all widths."""
-    return width * words - width * (width - 1) // 2
-
-
-@kept_layout
-def _rows(words: int, device: torch.device) -> list[tuple[Tensor, Tensor, Tensor, Tensor]]:
-    """The first and last words of the spans of each width, and places of their parts, by split."""
-    rows = list[tuple[Tensor, Tensor, Tensor, Tensor]]()
-    for width in range(words):
-        first = torch.arange(words - width, device=device)
-        split = torch.arange(width, device=device).unsqueeze(1)
-        left = _start(split, words) + first
-        right = _start(width - 1 - split, words) + first + split + 1
-        rows.append((first, first + width, left, right))
-    return rows
+_KINDS: dict[type[Rules], Kind] = {
+    LowRankRules: "ranked",
+    FactorisedRules: "ranked",
+    SparseRules: "listed",
+    NoRules: "free",
+}
+"""How rules are written; those of other kinds by a table."""
 
 
 def pcfg_unary(root: Tensor, rules: Rules, terms: Tensor) -> Tensor:

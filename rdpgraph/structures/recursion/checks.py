@@ -8,7 +8,7 @@ from torch import Tensor
 from rdpgraph.errors import ModelError
 from rdpgraph.model.potentials.potential import Potential, checked_shape
 from rdpgraph.model.potentials.table import as_whole
-from rdpgraph.structures.recursion.rules import Rules
+from rdpgraph.structures.grammar.rules import Rules
 from rdpgraph.structures.recursion.values import Labels, Value, View, Way, as_view
 
 

@@ -7,7 +7,6 @@ from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
-from torch.nn.functional import pad
 from torch.utils.checkpoint import checkpoint
 
 from rdpgraph._core import tuning
@@ -17,8 +16,7 @@ from rdpgraph.errors import ModelError
 from rdpgraph.logspace.logmatrix import LogMatrix
 from rdpgraph.model.potentials.potential import Potential
 from rdpgraph.model.potentials.table import looked_up
-from rdpgraph.structures.recursion.rules import FactorisedRules, LowRankRules, Rules
-from rdpgraph.structures.recursion.sparse_rules import Listed, SparseRules
+from rdpgraph.structures.grammar.rules import FactorisedRules, LowRankRules, Rules
 from rdpgraph.structures.recursion.step import in_blocks, soft
 
 
@@ -248,11 +246,12 @@ class Sources:
 
     def ranks(self, rules: LowRankRules | FactorisedRules) -> tuple[Tensor, Tensor, Tensor]:
         """(*batch, C, r) from left and right parts to the ranks, and (*batch, r, C) to parents."""
-        return self.once(("ranks", id(rules)), lambda: (rules, _ranks(rules)))[1]
 
-    def listed(self, rules: SparseRules, width: int) -> Listed:
-        """Listed rules of parents among labels of a width, as steps take them."""
-        return self.once(("listed", id(rules), width), lambda: (rules, rules.listed(width)))[1]
+        def made() -> tuple[object, tuple[Tensor, Tensor, Tensor]]:
+            parent, left, right = rules.ranks()
+            return rules, (left, right, parent.mT)
+
+        return self.once(("ranks", id(rules)), made)[1]
 
     def source(self, potential: Tensor | Potential) -> Tensor | Potential:
         """A table (batch or 1, 1, N, M), or a potential without leading dims.
@@ -308,15 +307,3 @@ class Sources:
 
         _, whole, parts = self.once(("tables", id(potential)), made)
         return Table(parts[at], whole, at, self._copies(len(whole)))
-
-
-def _ranks(rules: LowRankRules | FactorisedRules) -> tuple[Tensor, Tensor, Tensor]:
-    """Log-factors of rules of low rank; -inf for states that are never parents."""
-    if isinstance(rules, LowRankRules):
-        more = rules.left.shape[-2] - rules.parent.shape[-2]
-        return rules.left, rules.right, pad(rules.parent, (0, 0, 0, more), value=-math.inf).mT
-    parents, rank = rules.left.shape[-3], rules.left.shape[-1]
-    same = torch.eye(parents, device=rules.left.device).repeat_interleave(rank, 0) > 0
-    logs = torch.where(same, -rules.log_normaliser.unsqueeze(-2), -math.inf)
-    left, right = (part.transpose(-3, -2).flatten(-2) for part in rules.parts)
-    return left, right, pad(logs, (0, left.shape[-2] - parents), value=-math.inf)

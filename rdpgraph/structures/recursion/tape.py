@@ -12,6 +12,7 @@ from rdpgraph._core.cache import cached_property
 from rdpgraph.errors import ModelError
 from rdpgraph.model.potentials.lowrank import LowRank
 from rdpgraph.model.potentials.potential import Potential
+from rdpgraph.structures.grammar.rules import FactorisedRules, LowRankRules, NoRules, Rules, flat
 from rdpgraph.structures.recursion.checks import (
     checked_choice,
     checked_join,
@@ -27,8 +28,6 @@ from rdpgraph.structures.recursion.checks import (
     products_of,
 )
 from rdpgraph.structures.recursion.links import Link, LookupLink, RuleLink, Sources
-from rdpgraph.structures.recursion.rules import FactorisedRules, LowRankRules, NoRules, Rules, flat
-from rdpgraph.structures.recursion.sparse_rules import SparseRules
 from rdpgraph.structures.recursion.step import Step
 from rdpgraph.structures.recursion.steps import (
     Concatenated,
@@ -349,16 +348,7 @@ class Tape:
         return self.link(self.total((one, other)), top, to=to)
 
     def _joined(self, left: View, right: View, rules: Rules, to: Value) -> Value:
-        """Join by all pairs of labels, or by a list of rules."""
-        if self.states is None and isinstance(rules, SparseRules):
-            weights, sides, levels = self.sources.listed(rules, to.width)
-            one, other = (partial(self.pick, which=which) for which in sides)
-            whole = self.total((mapped(left, one), mapped(right, other)))
-            factors = [whole, self.lookup(weights, whole)]
-            for which, ways in levels:
-                views = [View((self.pick(factor, which),), parts=ways) for factor in factors]
-                factors = [self.total(tuple(views))]
-            return replace(factors[0], labels=to.labels)
+        """Join by all pairs of labels."""
         if self.states is None:
             table = self.sources.derived(
                 rules, lambda rules: rules.table(*rules.shape).flatten(-2).mT

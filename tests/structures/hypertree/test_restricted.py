@@ -22,7 +22,7 @@ from rdpgraph.randomized import (
     TopTail,
     Uniform,
 )
-from rdpgraph.structures.recursions import KeptStates
+from rdpgraph.structures.grammar.kept import RestrictedHypertree
 from tests.estimate.enumeration import Recorder, expectation
 from tests.structures.hypertree.enumeration import KINDS, normal, rules_of
 from tests.structures.hypertree.test_hypertree import CLOSE, hypertree
@@ -93,7 +93,7 @@ def test_products_without_cross_terms_are_caught(monkeypatch):
     model = hypertree("none", 3, 3)
     right, _ = expectation(model, Local(), TopTail(1, 1))
     monkeypatch.setattr(
-        KeptStates, "log_partition", lambda self: printed(self.unary, self.states, model)
+        RestrictedHypertree, "log_partition", lambda self: printed(self.unary, self.states, model)
     )
     wrong, _ = expectation(model, Local(), TopTail(1, 1))
     truth = float(model.log_partition())

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, ClassVar, Self
 
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
 
 from rdpgraph._core import tuning
 from rdpgraph._core.types import ArrayLike
@@ -180,6 +181,11 @@ class LowRankRules(Rules):
     def shape(self) -> tuple[int, int]:
         return self.parent.shape[-2], self.left.shape[-2]
 
+    def ranks(self) -> tuple[Tensor, Tensor, Tensor]:
+        """(*batch, C, r) factors of parents, left and right parts; -inf for no parents."""
+        more = self.left.shape[-2] - self.parent.shape[-2]
+        return pad(self.parent, (0, 0, 0, more), value=-math.inf), self.left, self.right
+
     def evaluate(self, parents: Tensor, left: Tensor, right: Tensor) -> Tensor:
         item = items_of(self.parent, parents)
         first, second = self.left[item, left], self.right[item, right]
@@ -222,6 +228,17 @@ class FactorisedRules(Rules):
     @property
     def shape(self) -> tuple[int, int]:
         return self.left.shape[-3], self.left.shape[-2]
+
+    def ranks(self) -> tuple[Tensor, Tensor, Tensor]:
+        """(*batch, C, N r) factors of parents, left and right parts, with r ranks of each parent.
+
+        They are -inf for the ranks of other parents, and for states that are no parents.
+        """
+        parents, rank = self.left.shape[-3], self.left.shape[-1]
+        same = torch.eye(parents, device=self.left.device).repeat_interleave(rank, 1) > 0
+        logs = torch.where(same, -self.log_normaliser.unsqueeze(-1), -math.inf)
+        left, right = (part.transpose(-3, -2).flatten(-2) for part in self.parts)
+        return pad(logs, (0, 0, 0, left.shape[-2] - parents), value=-math.inf), left, right
 
     @property
     def log_normaliser(self) -> Tensor:

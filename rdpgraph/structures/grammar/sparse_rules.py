@@ -14,14 +14,10 @@ from rdpgraph._core.cache import current_property
 from rdpgraph._core.types import ArrayLike
 from rdpgraph.errors import ModelError
 from rdpgraph.model.potentials.table import as_whole, checked_log_values, settle
-from rdpgraph.structures.recursion.rules import Rules, items_of, within_budget
+from rdpgraph.structures.grammar.rules import Rules, items_of, within_budget
 
 _SUMMED = 16  # rules that are summed at once
 _MOST_STATES = 2**20  # three states fit an integer of 64 bits
-
-Listed = tuple[Tensor, Sequence[Tensor], Sequence[tuple[Tensor, int]]]
-"""Log-weights (*batch, M + 1) of rules, (M + 1,) labels of their left and right parts, and labels
-to be summed, for each of some new labels in turn, so often."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -118,24 +114,20 @@ class SparseRules(Rules):
         children = self.shape[1]
         return (parents * children + left) * children + right
 
-    def listed(self, width: int) -> Listed:
-        """Weights, the labels of both parts, and sums over rules to parents among some labels.
-
-        A last rule is impossible, and pads the rules of parents that have fewer.
-        """
-        # Read by Python once, so that what is made of it is a constant of a layout.
-        triples = torch.tensor(self.triples.tolist(), device=self.triples.device)
-        order = triples[:, 0].argsort()
-        groups, levels = triples[order, 0], list[tuple[Tensor, int]]()
+    @current_property("triples")
+    def listing(self) -> "Listing":
+        """The rules by parent, as a recurrence sums them."""
+        device, triples = self.triples.device, self.triples
+        order = triples[:, 0].argsort(stable=True)
+        groups, members = triples[order, 0], list[Tensor]()
         while int((place := _places(groups)).max()) >= _SUMMED:
             numbers = groups * len(groups) + place // _SUMMED
-            some, members = numbers.unique_consecutive(return_inverse=True)
-            levels.append(_grid(members, len(some) + 1))
+            some, part = numbers.unique_consecutive(return_inverse=True)
+            members.append(_grid(part, len(some) + 1, _SUMMED))
             groups = some // len(groups)
-        levels.append(_grid(groups, width))
-        _, *sides = pad(triples[order], (0, 0, 0, 1)).unbind(1)
-        weights = self.log_weights.index_select(-1, order)
-        return pad(weights, (0, 1), value=-math.inf), sides, levels
+        members.append(_grid(groups, self.shape[1], int(place.max()) + 1))
+        _, left, right = pad(triples[order], (0, 0, 0, 1)).unbind(1)
+        return Listing(order.to(device), left.contiguous(), right.contiguous(), tuple(members))
 
     def table(self, parents: int, children: int) -> Tensor:
         within_budget(self, math.prod(self.batch_shape) * parents * children**2)
@@ -170,9 +162,25 @@ def _places(groups: Tensor) -> Tensor:
     return torch.arange(len(groups), device=groups.device) - (sizes.cumsum(0) - sizes)[groups]
 
 
-def _grid(groups: Tensor, count: int) -> tuple[Tensor, int]:
-    """(F * count,) the first member of each group, or R if it has none, then the second; F."""
+def _grid(groups: Tensor, count: int, most: int) -> Tensor:
+    """(count, most) the members of each group, R where it has fewer, for groups (R,)."""
     place, members = _places(groups), torch.arange(len(groups), device=groups.device)
-    ways = int(place.max()) + 1
-    blank = torch.full((ways * count,), len(groups), device=groups.device)
-    return blank.index_put((place * count + groups,), members), ways
+    grid = torch.full((count, most), len(groups), device=groups.device)
+    return grid.index_put((groups, place), members)
+
+
+@dataclass(frozen=True, eq=False)
+class Listing:
+    """Listed rules, those of one parent side by side, and a last one that is impossible.
+
+    Attributes:
+        order: (M,) the number of each rule in the list that was given.
+        left, right: (M + 1,) the states of the parts.
+        members: of groups of rules that are summed, (groups + 1, most), then of groups of these,
+            and so on to those of each state as a parent; the last number of all is of none.
+    """
+
+    order: Tensor
+    left: Tensor
+    right: Tensor
+    members: tuple[Tensor, ...]
