@@ -1,6 +1,5 @@
 """Scheduler of exact counts, for models of clauses."""
 
-import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
@@ -30,6 +29,7 @@ from rdpgraph.schedulers.scheduler import (
     asked_plan,
     budget_of,
     compiled_functions,
+    constraints,
     reduced,
 )
 
@@ -85,7 +85,7 @@ class Counting(Scheduler):
             require_counter()
         network = network_of_clauses(graph, self.seconds)
         budget = budget_of(self.memory, self.seconds)
-        hard, joint = _constraints(network)
+        hard, joint = constraints(network)
         why = (
             "a model counter and a circuit, as asked for, in a time that is not predicted: "
             f"{hard:,} of {joint:,} factors are pure constraints"
@@ -132,7 +132,7 @@ def _compile(*arguments: Any) -> None:
 
 def counting_of(network: Network, memory: float) -> tuple[str, CountOf | None]:
     """Reason why log Z is counted or not, and the counter, if any; empty if width decides."""
-    hard, joint = _constraints(network)
+    hard, joint = constraints(network)
     trained = any(group.log_tables.requires_grad for group in network.groups)
     if trained or hard < effort.COUNTS_CONSTRAINTS * max(joint, 1):
         return "", None
@@ -157,30 +157,6 @@ def _counted(network: Network, memory: float, seconds: float) -> CountedSolution
 def has_both(network: Network) -> bool:
     """Return whether log Z is counted first by d4, and later by pyganak."""
     return network.batch == 1 and has_counter("d4") and has_counter("pyganak")
-
-
-def is_constraints_alone(network: Network) -> bool:
-    """Return whether no joint factor has other values than zero and one more."""
-    hard, joint = _constraints(network)
-    return hard == joint
-
-
-def _constraints(network: Network) -> tuple[int, int]:
-    """Number of joint factors that are constraints alone, and of all joint factors."""
-    hard = joint = 0
-    for group in network.groups:
-        count, dims = group.scopes.shape
-        if dims == 1:
-            continue
-        tables = group.log_tables.detach().flatten(2)
-        top = tables.amax(2, keepdim=True)
-        zero = tables == -math.inf
-        alone = ((zero | (tables == top)).all(2) & zero.any(2)).all(0)
-        hard += count if len(alone) == 1 and alone[0] else 0
-        if len(alone) > 1:
-            hard += int((alone if group.rows is None else alone[group.rows]).sum())
-        joint += count
-    return hard, joint
 
 
 def _unread(_: object, /, *, source: str, **__: object) -> FactorGraph:

@@ -1,5 +1,6 @@
 """Interface of schedulers, and checks and plans that they share."""
 
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from functools import partial
@@ -131,6 +132,30 @@ def asked_plan(route: str, why: str, network: Network, budget: Budget) -> Plan:
         dropped_states=network.dropped,
         seconds=budget.seconds,
     )
+
+
+def is_constraints_alone(network: Network) -> bool:
+    """Return whether no joint factor has other values than zero and one more."""
+    hard, joint = constraints(network)
+    return hard == joint
+
+
+def constraints(network: Network) -> tuple[int, int]:
+    """Number of joint factors that are constraints alone, and of all joint factors."""
+    hard = joint = 0
+    for group in network.groups:
+        count, dims = group.scopes.shape
+        if dims == 1:
+            continue
+        tables = group.log_tables.detach().flatten(2)
+        top = tables.amax(2, keepdim=True)
+        zero = tables == -math.inf
+        alone = ((zero | (tables == top)).all(2) & zero.any(2)).all(0)
+        hard += count if len(alone) == 1 and alone[0] else 0
+        if len(alone) > 1:
+            hard += int((alone if group.rows is None else alone[group.rows]).sum())
+        joint += count
+    return hard, joint
 
 
 def compiled_functions() -> Compiled | None:

@@ -14,7 +14,8 @@ import numpy as np
 import torch
 
 import rdpgraph as rg
-from rdpgraph.engines.minibuckets.bounds import bounded, log_sum
+from rdpgraph.engines.elimination import log_sum
+from rdpgraph.engines.elimination_bounds import bounded
 from rdpgraph.engines.minibuckets.estimate import tight_order
 from rdpgraph.engines.minibuckets.population import grown
 from rdpgraph.engines.reduction.network import reduce_graph

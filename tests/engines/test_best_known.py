@@ -11,7 +11,7 @@ import torch
 import rdpgraph as rg
 from rdpgraph import Status
 from rdpgraph._core import tuning
-from rdpgraph.engines.log_partition import BestKnown
+from rdpgraph.engines.minibuckets.best_known import BestKnown
 from rdpgraph.engines.minibuckets.estimate import Estimate
 from rdpgraph.engines.portfolio import FirstConverged
 from rdpgraph.engines.reduction.network import reduce_graph

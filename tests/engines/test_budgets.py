@@ -10,7 +10,8 @@ import torch
 
 import rdpgraph as rg
 from rdpgraph._core import effort
-from rdpgraph.engines.minibuckets.bounds import (
+from rdpgraph.engines.elimination import conditioned_order
+from rdpgraph.engines.elimination_bounds import (
     bounded,
     ceilings,
     pass_cells,
@@ -19,7 +20,6 @@ from rdpgraph.engines.minibuckets.bounds import (
 )
 from rdpgraph.engines.reduction.network import reduce_graph
 from rdpgraph.engines.reduction.tables import tables_of
-from rdpgraph.engines.search.elimination import conditioned_order
 from rdpgraph.engines.search.neighbourhoods import Search
 from rdpgraph.errors import BudgetError
 from rdpgraph.plan import clock
@@ -160,6 +160,6 @@ def test_a_search_counts_what_it_makes_ready(ticking):
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(effort, "MOVE_CELLS", 4)
-        patch.setattr("rdpgraph.engines.search.moves.conditioned_order", slow)
+        patch.setattr("rdpgraph.engines.moves.conditioned_order", slow)
         posterior.mode()
     assert times[0] <= 25.0

@@ -9,9 +9,10 @@ import torch
 
 import rdpgraph as rg
 from rdpgraph._core import effort
-from rdpgraph.engines.portfolio import ExactFirst, FirstConverged, Sought
+from rdpgraph.engines.configurations import Searched
+from rdpgraph.engines.portfolio import ExactFirst, FirstConverged
 from rdpgraph.engines.reduction.network import reduce_graph
-from rdpgraph.engines.search.starts import Searched
+from rdpgraph.engines.search.sought import Sought
 from rdpgraph.errors import BudgetError
 from rdpgraph.plan import clock
 from rdpgraph.plan.clock import Allowance, Watch

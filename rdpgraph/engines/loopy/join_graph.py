@@ -11,13 +11,13 @@ from torch import Tensor
 from rdpgraph._core import effort
 from rdpgraph._core.cache import cached_property, differentiable_property
 from rdpgraph.engines.compiled import Compiled, uncompiled
+from rdpgraph.engines.configurations import likeliest
 from rdpgraph.engines.loopy.clusters import JoinLayout, laid_out
 from rdpgraph.engines.loopy.network_equations import without_floors
 from rdpgraph.engines.loopy.propagation import Implicit, Limits, Outcome, Sweep, propagate
 from rdpgraph.engines.loopy.schedules import Damping, LogDamping, ProbabilityDamping, Schedule
 from rdpgraph.engines.reduction.network import Network
 from rdpgraph.engines.reduction.tables import factor_tables, state_table
-from rdpgraph.engines.search.starts import likeliest
 from rdpgraph.engines.solution import Solution, Status, Supplemented
 from rdpgraph.engines.trws.bounding import Bounding
 from rdpgraph.plan import clock

@@ -4,6 +4,7 @@ import math
 from collections.abc import Callable, Generator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
+from importlib import import_module
 
 import torch
 from torch import Tensor
@@ -12,6 +13,7 @@ from rdpgraph._core import effort
 from rdpgraph._core.cache import cached_property, differentiable_property, ordinarily
 from rdpgraph._core.numbers import ROUNDING
 from rdpgraph.engines.compiled import Compiled, uncompiled
+from rdpgraph.engines.configurations import Searched, likeliest
 from rdpgraph.engines.loopy.arithmetic import rescaled, take
 from rdpgraph.engines.loopy.compiled import log_partition
 from rdpgraph.engines.loopy.decoding import Decoded, decode, read
@@ -29,8 +31,6 @@ from rdpgraph.engines.loopy.network_equations import (
 from rdpgraph.engines.loopy.propagation import Gradient, Limits, Outcome
 from rdpgraph.engines.reduction.network import Network
 from rdpgraph.engines.reduction.tables import factor_tables, full_states, variable_table
-from rdpgraph.engines.search.solution import possible_modes
-from rdpgraph.engines.search.starts import Searched, likeliest
 from rdpgraph.engines.solution import Approximation, Status, meets
 from rdpgraph.engines.trws.bounding import Bounding, score_range
 from rdpgraph.errors import UnsupportedError
@@ -405,8 +405,9 @@ class LoopySolution(Approximation):
             left = effort.REPAIR_SECONDS
             if self.allowance is not None:
                 left = self.allowance.left(effort.LOOPY_REPAIR)
-            graph = self.network.graph
-            return possible_modes(graph, states, left, self.compiled).warned()
+            # The search is a ring of its own, which is loaded when it is needed.
+            search, graph = import_module("rdpgraph.engines.search.solution"), self.network.graph
+            return search.possible_modes(graph, states, left, self.compiled).warned()
 
     def possible_mode(self) -> Tensor:
         """Return the (B, V) decoded configurations, which a search repairs if impossible."""

@@ -10,7 +10,8 @@ import numpy as np
 
 from rdpgraph._core import effort, tuning
 from rdpgraph._core.progress import Progress, goes_on
-from rdpgraph.engines.minibuckets.bounds import Elimination, bounded, tight_order
+from rdpgraph.engines.elimination import Known, annealed, log_total
+from rdpgraph.engines.elimination_bounds import Elimination, bounded, tight_order
 from rdpgraph.engines.minibuckets.population import Grown, grown
 from rdpgraph.engines.minibuckets.populations import (
     CHANCE,
@@ -22,7 +23,6 @@ from rdpgraph.engines.minibuckets.populations import (
     interval,
 )
 from rdpgraph.engines.reduction.tables import Floats, Integers, Tables
-from rdpgraph.engines.search.elimination import Known, annealed, log_total
 from rdpgraph.plan import clock
 
 _COUNTS, _OFTEN = 0.01, 5.0

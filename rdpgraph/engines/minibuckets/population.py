@@ -17,7 +17,8 @@ import numpy as np
 import numpy.typing as npt
 
 from rdpgraph._core import tuning
-from rdpgraph.engines.minibuckets.bounds import Elimination, MiniBucket, log_sum
+from rdpgraph.engines.elimination import log_sum
+from rdpgraph.engines.elimination_bounds import Elimination, MiniBucket
 from rdpgraph.engines.reduction.tables import Floats, Integers
 from rdpgraph.plan import clock
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from rdpgraph._core.numbers import LEAST
-from rdpgraph.engines.minibuckets.bounds import log_sum
+from rdpgraph.engines.elimination import log_sum
 from rdpgraph.engines.minibuckets.population import Grown
 from rdpgraph.engines.reduction.tables import Floats
 

@@ -13,7 +13,7 @@ from torch import Tensor
 from rdpgraph._core import effort, tuning
 from rdpgraph._core.cache import cached_property
 from rdpgraph._core.progress import Progress, goes_on
-from rdpgraph.engines.minibuckets.bounds import Elimination, rounding
+from rdpgraph.engines.elimination_bounds import Elimination, rounding
 from rdpgraph.engines.minibuckets.estimate import Estimate, Sampling, estimated
 from rdpgraph.engines.minibuckets.population import Grown, grown
 from rdpgraph.engines.minibuckets.populations import RUNS, error_of, log_mean

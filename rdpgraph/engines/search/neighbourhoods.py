@@ -13,8 +13,8 @@ from rdpgraph._core import effort, tuning
 from rdpgraph._core.cache import cached_property
 from rdpgraph._core.progress import goes_on
 from rdpgraph.engines.compiled import Compiled
+from rdpgraph.engines.moves import Moves, Part, Sum, components, narrowest
 from rdpgraph.engines.reduction.tables import Integers, Tables
-from rdpgraph.engines.search.moves import Moves, Part, Sum, components, narrowest
 from rdpgraph.plan import clock
 
 _ROUNDING = 1e-11

@@ -17,7 +17,8 @@ from rdpgraph._core import effort
 from rdpgraph._core.cache import cached_property
 from rdpgraph._core.numbers import ROUNDING
 from rdpgraph.engines.compiled import Compiled
-from rdpgraph.engines.minibuckets.bounds import ceilings
+from rdpgraph.engines.configurations import Searched, best_of, completed, scored
+from rdpgraph.engines.elimination_bounds import ceilings
 from rdpgraph.engines.reduction.network import Network, reduce_graph
 from rdpgraph.engines.reduction.tables import (
     Integers,
@@ -27,15 +28,7 @@ from rdpgraph.engines.reduction.tables import (
     tables_of,
 )
 from rdpgraph.engines.search.neighbourhoods import Search
-from rdpgraph.engines.search.starts import (
-    Limits,
-    Searched,
-    best_estimated,
-    best_of,
-    completed,
-    scored,
-    starts_of_sums,
-)
+from rdpgraph.engines.search.starts import Limits, best_estimated, starts_of_sums
 from rdpgraph.engines.solution import Solution, Status, meets
 from rdpgraph.engines.trws.bounding import Bounding
 from rdpgraph.errors import BudgetError, UnsupportedError

@@ -1,19 +1,16 @@
-"""Configurations for a search: their scores, the best of several, and where to begin."""
+"""Where a search begins: configurations of draws, bounds and estimates; and its limits."""
 
 import math
-import warnings
 from collections.abc import Callable, Iterable, Set
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from itertools import chain, count, product
 from random import Random
 
 import numpy as np
-import torch
-from torch import Tensor
 
 from rdpgraph._core import effort, tuning
 from rdpgraph.engines.compiled import Compiled, uncompiled
-from rdpgraph.engines.minibuckets.bounds import Elimination, bounded, tight_order
+from rdpgraph.engines.elimination_bounds import Elimination, bounded, tight_order
 from rdpgraph.engines.minibuckets.estimate import Sampling, estimated
 from rdpgraph.engines.minibuckets.population import grown
 from rdpgraph.engines.minibuckets.solution import best_bounded, paths
@@ -23,16 +20,10 @@ from rdpgraph.engines.reduction.tables import (
     Integers,
     Stack,
     Tables,
-    active_states,
     tables_of,
 )
-from rdpgraph.engines.search.moves import Moves
 from rdpgraph.engines.search.neighbourhoods import Move, Search
-from rdpgraph.engines.solution import Solution
 from rdpgraph.errors import BudgetError
-from rdpgraph.model.block import log_values_at
-from rdpgraph.model.graph import FactorGraph
-from rdpgraph.model.soundness import items_named, require_possible
 from rdpgraph.plan import clock
 
 
@@ -196,123 +187,3 @@ def _given(tables: Tables, states: Integers, free: Set[int]) -> tuple[Tables, fl
     stacks = [Stack(np.array([ranks], np.int64), values[None]) for ranks, values in merged.items()]
     sizes = tuple(tables.sizes[v] for v in sorted(free))
     return Tables(sizes, tuple(stacks), tables.span), constant
-
-
-_NOT_FOUND = (
-    "The mode of some item has probability zero, because no possible configuration was found. "
-    "FactorGraph.violations(mode) counts the factors that it violates; more time may find a better "
-    "one."
-)
-
-
-@dataclass(frozen=True, eq=False)
-class Searched:
-    """The configurations that a search found."""
-
-    # (B, V) states of all variables; those of summed variables have no meaning. If no possible
-    # configuration is known, they violate few factors.
-    states: Tensor
-    # (B,) their log-values in nats, in float64. Where a sum does not fit, a lower bound of it.
-    scores: Tensor
-    # (B,) True where it is proved that none is better; at a score of -inf, that none is possible.
-    optimal: Tensor
-    # (B,) upper bounds on all scores in float64, if they were computed; those that prove a
-    # configuration optimal may exceed its score by rounding
-    bounds: Tensor | None = None
-
-    @property
-    def found(self) -> Tensor:
-        """(B,) bools, True where the configuration has positive probability."""
-        return self.scores > -math.inf
-
-    @property
-    def exists(self) -> Tensor:
-        """(B,) bools, False where it is proved that no configuration is possible."""
-        return (self.found | ~self.optimal).cpu()
-
-    def required(self, graph: FactorGraph, what: str = "mode") -> "Searched":
-        """Return self if each item has a possible configuration; else raise an error.
-
-        Raises:
-            ImpossibleEvidenceError: it is proved that an item has none.
-            BudgetError: none was found for an item.
-        """
-        require_possible(f"There is no {what}", self.exists.reshape(graph.batch_shape))
-        if not bool(self.found.all()):
-            lost = ~self.found.reshape(graph.batch_shape)
-            where = f" in {items_named(lost)}" if lost.ndim else ""
-            raise BudgetError(
-                f"No possible configuration was found{where}: raise the time budget, or check that "
-                "the hard zeros allow one."
-            )
-        return self
-
-    def warned(self) -> "Searched":
-        """Return self, and warn if a configuration has probability zero."""
-        if not bool((self.found | self.optimal).all()):
-            warnings.warn(_NOT_FOUND, stacklevel=2)
-        return self
-
-
-def best_of(network: Network, every: Iterable[Tensor]) -> Searched:
-    """Return the best of several configurations (B, V) of the graph for each batch item.
-
-    Where all have probability zero, it is one that violates the fewest factors.
-    """
-    best, least = None, torch.zeros(0, device="cpu")
-    for states in every:
-        new, count = scored(network, states.cpu()), violations(network.graph, states)
-        if best is None:
-            best, least = new, count
-            continue
-        better = (count < least) | ((count == least) & (new.scores > best.scores))
-        chosen = torch.where(better.unsqueeze(1), new.states, best.states)
-        scores = torch.where(better, new.scores, best.scores)
-        best, least = replace(best, states=chosen, scores=scores), torch.minimum(count, least)
-    assert best is not None
-    return best
-
-
-def likeliest(solution: Solution, graph: FactorGraph) -> Tensor:
-    """Return the (B, V) likeliest states of the variables by the marginals of a solution."""
-    flat = solution.variable_marginals().detach().cpu()
-    sizes = graph.domain.sizes
-    states = torch.zeros(len(flat), graph.num_variables, dtype=torch.long, device="cpu")
-    for size in torch.unique(sizes).tolist():
-        numbers = (sizes == size).nonzero().flatten()
-        states[:, numbers] = flat[:, graph.domain.places(numbers, size)].argmax(-1)
-    return states
-
-
-def violations(graph: FactorGraph, states: Tensor) -> Tensor:
-    """Count the factors and observations that configurations (B, V) contradict; returns (B,)."""
-    states = states.to(graph.device).reshape(*graph.batch_shape, -1)
-    clash, every, _ = log_values_at(
-        states, graph.domain, graph.blocks, graph.observed, graph.device
-    )
-    count = clash.sum(-1)
-    for values in every:
-        count = count + (values == -math.inf).sum(-1)
-    return count.reshape(-1).cpu()
-
-
-def scored(network: Network, states: Tensor) -> Searched:
-    """Return configurations (B, V) with their scores, marked as not proved optimal."""
-    left = active_states(network, states)
-    scores = network.exact_constant.clone()
-    for item in range(network.batch):
-        tables, chosen = tables_of(network, item), left[item].numpy()
-        if len(chosen) > len(network.numbers):
-            chosen = completed(tables, len(network.numbers), chosen)
-        value = tables.score(chosen)
-        scores[item] += value if tables.is_possible(value) else -math.inf
-    return Searched(states, scores, torch.zeros(network.batch, dtype=torch.bool, device="cpu"))
-
-
-def completed(
-    tables: Tables, count: int, states: Integers, compiled: Compiled | None = None
-) -> Integers:
-    """Return states in which auxiliary variables have their best ones, if tables are small."""
-    moves, part = Moves(tables, frozenset(), compiled), range(count, len(tables.sizes))
-    order = moves.part(part, rng=Random(0), cells=1e6)
-    return states if order is None else moves.solved(order, states)[0]

@@ -16,7 +16,7 @@ from torch import Tensor
 from rdpgraph._core import effort, tuning
 from rdpgraph._core.cache import cached_property
 from rdpgraph.engines.compiled import Compiled, uncompiled
-from rdpgraph.engines.minibuckets.bounds import ceilings
+from rdpgraph.engines.elimination_bounds import ceilings
 from rdpgraph.engines.reduction.network import Network
 from rdpgraph.engines.reduction.tables import active_states, full_states
 from rdpgraph.engines.trws.mean_field import mean_field

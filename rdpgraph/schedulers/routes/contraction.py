@@ -1,15 +1,14 @@
 """The route of exact contraction: everything where it fits, or log Z alone where only that does."""
 
 import math
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from typing import Any, ClassVar
 
 from rdpgraph._core import effort
 from rdpgraph._core.units import duration
 from rdpgraph.engines.exact.engine import ExactSolution
-from rdpgraph.engines.log_partition import BestKnown
-from rdpgraph.engines.portfolio import ExactFirst
+from rdpgraph.engines.portfolio import Approximations, ExactFirst
 from rdpgraph.engines.reduction.network import Network
 from rdpgraph.engines.solution import Question, Solution
 from rdpgraph.errors import BudgetError
@@ -90,9 +89,9 @@ class ContractionRoute(Route):
             return self.run(task, bid)
         if isinstance(bid.work, _Alone):
             known = others(0.0)
-            if not isinstance(known, BestKnown):  # without estimates, messages have gradients
+            if not isinstance(known, Approximations):
                 return known
-            return replace(known, exactly=partial(_upwards, task.network, bid.work.tree))
+            return known.with_exact(partial(_upwards, task.network, bid.work.tree))
         plan, run = bid.work
         # Predictions fail where others use the machine, unless operations are counted.
         quick = plan.num_slices == 1 and plan.seconds < effort.SURE * task.exact_seconds

@@ -13,9 +13,9 @@ from rdpgraph.engines.portfolio import FirstConverged
 from rdpgraph.engines.solution import Question, Solution
 from rdpgraph.plan.bids import Bid, Exactness
 from rdpgraph.plan.plan import Budget, Plan
-from rdpgraph.schedulers.counting import is_constraints_alone
 from rdpgraph.schedulers.loopy import ForMessages, Loopy
 from rdpgraph.schedulers.route import Given, Others, Route, Task, sweep_seconds
+from rdpgraph.schedulers.scheduler import is_constraints_alone
 
 
 class MessagesRoute(Route):

@@ -5,10 +5,10 @@ from typing import Any
 
 from rdpgraph._core import effort
 from rdpgraph._core.portable import tensors_in
-from rdpgraph.engines.log_partition import BestKnown
+from rdpgraph.engines.minibuckets.best_known import BestKnown
 from rdpgraph.engines.minibuckets.estimate import Sampling
 from rdpgraph.engines.minibuckets.solution import MiniBucketSolution
-from rdpgraph.engines.portfolio import FirstConverged, Sought
+from rdpgraph.engines.portfolio import Approximations
 from rdpgraph.engines.solution import Question, Solution
 from rdpgraph.plan.bids import Bid, Exactness
 from rdpgraph.plan.plan import Budget
@@ -48,7 +48,7 @@ class MiniBucketsRoute(Route):
     def run_with(self, task: Task, bid: Bid, others: Others | None) -> Solution:
         """The best known log Z: estimates, or messages where these are the better ones."""
         messages = None if others is None else others(0.0)
-        if not isinstance(messages, FirstConverged | Sought):
+        if not isinstance(messages, Approximations):
             return self.run(task, bid)
         return BestKnown(messages, partial(_drawn, task), None, task.allowance)
 

@@ -4,8 +4,9 @@ from typing import Any
 
 from rdpgraph._core import effort
 from rdpgraph.engines.loopy.high_order import is_logical
-from rdpgraph.engines.portfolio import FirstConverged, Sought
+from rdpgraph.engines.portfolio import FirstConverged
 from rdpgraph.engines.search.solution import Seeker
+from rdpgraph.engines.search.sought import Sought
 from rdpgraph.engines.search.starts import Limits
 from rdpgraph.engines.solution import Question, Solution
 from rdpgraph.plan.bids import Bid, Exactness

@@ -11,8 +11,9 @@ import torch
 
 import rdpgraph as rg
 from rdpgraph._core import tuning
+from rdpgraph.engines.elimination import log_sum
+from rdpgraph.engines.elimination_bounds import bounded
 from rdpgraph.engines.minibuckets import estimate, population
-from rdpgraph.engines.minibuckets.bounds import bounded, log_sum
 from rdpgraph.engines.minibuckets.population import Grown, grown, thinned
 from rdpgraph.engines.reduction.network import reduce_graph
 from rdpgraph.engines.reduction.tables import Stack, Tables, tables_of

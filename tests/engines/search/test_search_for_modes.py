@@ -11,12 +11,12 @@ import torch
 
 import rdpgraph as rg
 from rdpgraph._core import effort, tuning
-from rdpgraph.engines.minibuckets.bounds import ceilings
+from rdpgraph.engines.elimination import conditioned_order, eliminate
+from rdpgraph.engines.elimination_bounds import ceilings
 from rdpgraph.engines.reduction.network import reduce_graph
 from rdpgraph.engines.reduction.tables import tables_of
 from rdpgraph.engines.search import neighbourhoods, starts
 from rdpgraph.engines.search import solution as search_solution
-from rdpgraph.engines.search.elimination import conditioned_order, eliminate
 from rdpgraph.engines.search.neighbourhoods import Outcome, Search
 from rdpgraph.engines.search.starts import Limits, best_estimated
 from rdpgraph.errors import BudgetError, ImpossibleEvidenceError, UnsupportedError

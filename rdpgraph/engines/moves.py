@@ -11,8 +11,8 @@ import numpy as np
 
 from rdpgraph._core import effort, tuning
 from rdpgraph.engines.compiled import Compiled, pointers
+from rdpgraph.engines.elimination import conditioned_order, eliminate
 from rdpgraph.engines.reduction.tables import Integers, Tables
-from rdpgraph.engines.search.elimination import conditioned_order, eliminate
 from rdpgraph.plan import clock
 from rdpgraph.plan.orders import PrimalGraph, joined, min_fill, min_weight
 

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from rdpgraph._core import effort, tuning
+from rdpgraph.engines.elimination import log_sum
 from rdpgraph.engines.reduction.network import Network
 from rdpgraph.engines.reduction.tables import Floats, Tables, tables_of
 from rdpgraph.engines.solution import meets
@@ -238,14 +239,6 @@ def varying(
         if bool((most[alive] - least[alive] <= _CONSTANT).all()):
             scope, message = scope[:dim] + scope[dim + 1 :], least if lower else most
     return scope, message
-
-
-def log_sum(values: Floats, dim: int) -> Floats:
-    """Log-sum-exp along a dim; -inf where all values are."""
-    peak = values.max(dim, keepdims=True)
-    safe = np.where(np.isfinite(peak), peak, 0.0)
-    with np.errstate(divide="ignore"):
-        return np.log(np.exp(values - safe).sum(dim)) + safe.squeeze(dim)
 
 
 def tight_order(

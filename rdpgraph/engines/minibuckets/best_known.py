@@ -16,10 +16,9 @@ from rdpgraph._core import effort, tuning
 from rdpgraph._core.cache import cached_property
 from rdpgraph.engines.minibuckets.estimate import Estimate
 from rdpgraph.engines.minibuckets.solution import MiniBucketSolution
-from rdpgraph.engines.portfolio import FirstConverged, Sought
+from rdpgraph.engines.portfolio import Approximations, FirstConverged
 from rdpgraph.engines.solution import (
     OF_LOG_PARTITION,
-    Delegate,
     Question,
     Solution,
     Status,
@@ -43,10 +42,10 @@ Markov's inequality."""
 
 
 @dataclass(frozen=True, eq=False)
-class BestKnown(Delegate):
+class BestKnown(Approximations):
     """Messages for most answers; the best known log Z and marginals, without gradients."""
 
-    others: FirstConverged | Sought  # answers all other questions
+    others: Approximations  # answer all other questions
     # gives estimates with errors and bounds, within some seconds
     drawn: Callable[[float], MiniBucketSolution] = field(repr=False)
     # gives log Z alone within some seconds, or raises `BudgetError`; None if too large
@@ -60,6 +59,13 @@ class BestKnown(Delegate):
     def messages(self) -> FirstConverged:
         """The messages among the others."""
         return self.others.messages
+
+    def bounds_of_mode(self) -> tuple[Tensor, Tensor]:
+        return self.others.bounds_of_mode()
+
+    def with_exact(self, exactly: Callable[[float], Solution]) -> "BestKnown":
+        """The same, with log Z alone where that is computed in time."""
+        return replace(self, exactly=exactly)
 
     @cached_property
     def _exact(self) -> Solution | None:
@@ -197,7 +203,7 @@ class BestKnown(Delegate):
         """Interval tightened by the mode, and by the messages that bound log Z for it."""
         if not bool((ends[0] < ends[1]).any()):
             return ends
-        below, above = (bound.double().cpu() for bound in self.others.bounds_by_mode)
+        below, above = (bound.double().cpu() for bound in self.others.bounds_of_mode())
         return torch.maximum(ends[0], below), torch.minimum(ends[1], above)
 
     def status(self) -> Status:

@@ -14,7 +14,6 @@ import numpy as np
 import numpy.typing as npt
 
 from rdpgraph._core import effort, tuning
-from rdpgraph.engines.minibuckets.bounds import log_sum
 from rdpgraph.engines.reduction.tables import Floats, Integers, Tables
 from rdpgraph.plan import clock
 from rdpgraph.plan.orders import PrimalGraph, Queue, joined
@@ -266,6 +265,14 @@ def _log_sum(joint: Floats) -> Floats:
     """Return the log-sum-exp over the first dim of finite values, which need no check for -inf."""
     peak = joint.max(0)
     return np.log(np.exp(joint - peak).sum(0)) + peak
+
+
+def log_sum(values: Floats, dim: int) -> Floats:
+    """Log-sum-exp along a dim; -inf where all values are."""
+    peak = values.max(dim, keepdims=True)
+    safe = np.where(np.isfinite(peak), peak, 0.0)
+    with np.errstate(divide="ignore"):
+        return np.log(np.exp(values - safe).sum(dim)) + safe.squeeze(dim)
 
 
 def annealed(
