@@ -1,4 +1,7 @@
-"""Inputs that are given as potentials, evaluated at the states that are asked for.
+"""Inputs that are given as potentials: by their ranks, or at the states that are asked for.
+
+A matrix of low rank is the sum over r of ``left[i, r] * right[j, r]``. For log Z and draws rules
+read these factors in place of it, so that a sum over i costs as many terms as there are ranks.
 
 On few states of each site rules read a matrix at places that are data, as in
 ``transition[states[t - 1, m], states[t, n]]``. A potential is then asked for these values alone,
@@ -14,9 +17,65 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
+from rdpgraph.model.potentials.lowrank import LowRank
 from rdpgraph.model.potentials.potential import Potential
 from rdpgraph.recurrences.affine import Affine, evaluate_form
 from rdpgraph.recurrences.program import Array, Lookup, Program, Read, Rule
+
+
+@functools.lru_cache(maxsize=256)
+def with_ranks(program: Program, name: str) -> Program:
+    """The program that sums over the ranks of a matrix, the last two dims of an input.
+
+    In place of the input it has ``name_left`` and ``name_right``, whose last dim is the rank.
+    """
+    array = program.by_name[name]
+    assert isinstance(array, Array)
+    *before, rows, columns = array.dims
+    size = Affine.of(f"Rank_{name}")
+    factors = (
+        Array(f"{name}_left", (*before, rows, size)),
+        Array(f"{name}_right", (*before, columns, size)),
+    )
+    ranks: dict[str, Affine] = {}
+    rules: list[Rule] = []
+    for rule in program.rules:
+        read: list[Read] = []
+        over = [*rule.over]
+        for factor in rule.factors:
+            if factor.array != name:
+                read.append(factor)
+                continue
+            # Each entry that a rule reads has ranks of its own.
+            over.append(f"{name}_rank{len(over) - len(rule.over)}")
+            ranks[over[-1]] = size
+            *where, row, column = factor.index
+            for part, at in zip(factors, (row, column), strict=True):
+                read.append(Read(part.name, (*where, at, Affine.of(over[-1]))))
+        rules.append(replace(rule, factors=tuple(read), over=tuple(over)))
+    place = program.inputs.index(array)
+    return replace(
+        program,
+        inputs=(*program.inputs[:place], *factors, *program.inputs[place + 1 :]),
+        ranges={**program.ranges, **ranks},
+        labels=program.labels | {*ranks},
+        rules=tuple(rules),
+    )
+
+
+def factors_of(potential: LowRank, dims: int) -> tuple[Tensor, Tensor]:
+    """The factors of a matrix of low rank, with all but its batch dims.
+
+    Args:
+        potential: the matrix.
+        dims: how many dims it has after those of the batch.
+    """
+    before = potential.shape[len(potential.shape) - dims : -2]
+    found: list[Tensor] = []
+    for part in (potential.log_left, potential.log_right):
+        lead = torch.broadcast_shapes(part.shape[:-2], before)
+        found.append(part.expand(*lead, *part.shape[-2:]))
+    return found[0], found[1]
 
 
 @dataclass(frozen=True)

@@ -17,13 +17,20 @@ from rdpgraph.errors import BudgetError, EvidenceError, ModelError
 from rdpgraph.interface.sites import Sites
 from rdpgraph.interface.structure import Structure, is_tracked
 from rdpgraph.logspace.gradients import by_autograd, expectations
+from rdpgraph.model.potentials.lowrank import LowRank
 from rdpgraph.model.potentials.potential import Potential
 from rdpgraph.model.potentials.table import Table, as_states
 from rdpgraph.model.restriction import gathered
 from rdpgraph.model.soundness import require_possible
 from rdpgraph.recurrences.affine import Affine
 from rdpgraph.recurrences.declaration import Declared, Input, Lengths, program_of
-from rdpgraph.recurrences.potentials import evaluate_at, read_at_data, sizes_of
+from rdpgraph.recurrences.potentials import (
+    evaluate_at,
+    factors_of,
+    read_at_data,
+    sizes_of,
+    with_ranks,
+)
 from rdpgraph.recurrences.program import Program
 from rdpgraph.recurrences.recurrence import Bound
 from rdpgraph.recurrences.restriction import SAME, STATES, UNARY, label_sites, restrict_rules
@@ -82,7 +89,9 @@ class Recurrence(Structure):
     that name there are no sites. `by_input` has the answers for the entries of all inputs.
 
     Objects take the inputs in the order of the class, or by name, with any batch dims. An input
-    without batch dims is shared by all items. Whatever differs from one call to the next, sizes
+    without batch dims is shared by all items. A `Potential` stands for its table: with a `LowRank`
+    log Z, its gradients and draws sum over the ranks, and on few states of each site a potential is
+    evaluated at these alone. Whatever differs from one call to the next, sizes
     included, is no part of the program: it is made once for a class. Rules that depend on a field
     of the object that is no tensor are a property; ``print(Segments.program)`` shows the others.
 
@@ -201,18 +210,22 @@ class Recurrence(Structure):
         given: dict[str, Any] = {**self.inputs(), **(other or {})}
         sizes: dict[str, int] = {}
         for array in program.inputs:
-            value = given[array.name]
+            name, value = array.name, given[array.name]
             if not isinstance(value, Potential):
                 continue
-            found = read_at_data(program, array.name) if _is_asked(value) else None
-            if found is None or array.name in whole:
-                given[array.name] = _written_out(self.name, array.name, value, len(array.dims))
-                continue
-            # Sizes are those of tensors.
-            sizes = sizes or sizes_of(program.inputs, given)
-            program, asked = found
-            for one in asked:
-                given[one.name] = evaluate_at(value, one, sizes, given)
+            found = read_at_data(program, name) if _is_asked(value) and name not in whole else None
+            if found is not None:
+                # Sizes are those of tensors.
+                sizes = sizes or sizes_of(program.inputs, given)
+                program, asked = found
+                for one in asked:
+                    given[one.name] = evaluate_at(value, one, sizes, given)
+            elif ranks and isinstance(value, LowRank):
+                program = with_ranks(program, name)
+                left, right = factors_of(value, len(array.dims))
+                given |= {f"{name}_left": left, f"{name}_right": right}
+            else:
+                given[name] = _written_out(self.name, name, value, len(array.dims))
         for name, value in given.items():
             if double and isinstance(value, Tensor) and value.is_floating_point():
                 given[name] = value.double()

@@ -264,6 +264,39 @@ def test_a_potential_stands_for_its_table():
     close(Chain(unary, low).log_partition(), rg.Chain(unary, low).log_partition())
 
 
+@pytest.mark.parametrize("kind", [Chain, Segments])
+def test_a_matrix_of_low_rank_is_summed_over_its_ranks(kind):
+    generator = torch.Generator().manual_seed(0)
+    shape = (2, 4, 3) if kind is Chain else (2, 4, 2, 3)
+    unary = torch.randn(shape, generator=generator, dtype=torch.float64)
+    parts = [torch.randn(3, 2, generator=generator, dtype=torch.float64) for _ in range(2)]
+    parts = [part.requires_grad_() for part in parts]
+    lengths = torch.tensor([4, 2])
+    low = kind(unary, rg.LowRank(*parts), lengths)
+    known = kind(unary, rg.LowRank(*parts).table(2), lengths)
+    for ask in ("log_partition", "marginals", "entropy", "max_marginals"):
+        close(getattr(low, ask)(), getattr(known, ask)())
+    close(*(torch.autograd.grad(one.log_partition().sum(), parts) for one in (low, known)))
+    drawn = low.sample(10_000, generator)
+    shares = torch.nn.functional.one_hot(drawn + 1, 4)[..., 1:].double().mean(0)
+    close(shares, known.marginals(), rtol=0, atol=0.03)
+
+
+def test_ranks_of_many_states_form_no_table():
+    """Ten thousand million pairs of states would not fit."""
+    factors = torch.randn(2, 100_000, 2, generator=torch.Generator().manual_seed(0))
+    unary = torch.randn(3, 100_000, generator=torch.Generator().manual_seed(1))
+    low = rg.LowRank(*factors)
+    found = Chain(unary, low)
+    close(found.log_partition(), rg.Chain(unary, low).log_partition())
+    close(found.marginals().sum(-1), torch.ones(3))
+    assert found.sample(2).shape == (2, 3)
+    with pytest.raises(
+        rg.errors.BudgetError, match="Chain's transition, a LowRank, has 10,000,000"
+    ):
+        found.max_marginals()
+
+
 def test_a_potential_is_evaluated_at_the_states_that_are_kept():
     """Ten thousand million pairs of states would not fit."""
     factors = torch.randn(2, 100_000, 3, generator=torch.Generator().manual_seed(0))
