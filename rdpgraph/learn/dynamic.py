@@ -21,7 +21,7 @@ from rdpgraph._core.portable import Arguments, optional_module
 from rdpgraph.errors import EvidenceError, ImpossibleEvidenceError, ModelError
 from rdpgraph.infer import infer
 from rdpgraph.learn.em import EM, Fit, Step
-from rdpgraph.learn.families import columns, count_rows, edges_of, states_in
+from rdpgraph.learn.families import BDeu, columns, count_rows, edges_of, states_in
 from rdpgraph.learn.parameters import Probabilities, require_table
 from rdpgraph.learn.sequences import PaddedBatch, as_rows, batches_of, sequences_of
 from rdpgraph.logspace.logmatrix import soft_sum
@@ -156,7 +156,8 @@ class DynamicBayesianNetwork(Arguments):
             same step, states), parents in the order of their edges: where a fit starts.
         first: those of the first step, (*parents in the same step, states), of variables with
             parents in the step before; others have one table for all steps.
-        prior: pseudo-counts that are added to the counts; a number, or for names of variables.
+        prior: pseudo-counts that are added to the counts: a number, `BDeu`, or for names of
+            variables a number.
         fixed: names of variables whose tables stay as they are given.
         tolerance: the gain of a step of EM, in nats for each series, below which a fit ends.
         limit: of EM's steps.
@@ -165,6 +166,7 @@ class DynamicBayesianNetwork(Arguments):
 
     Attributes:
         tables_: the fitted tables, by name.
+        states_: the states of all variables, by name.
         first_: those of the first step.
         fit_: the `Fit`, with its history and status.
 
@@ -224,7 +226,7 @@ class DynamicBayesianNetwork(Arguments):
         """
         del y
         require_fields(self, tolerance="[0, inf]", limit="[0, inf)", starts="[1, inf)")
-        slices = self._read(columns(data))
+        slices = self._read(columns(data), self.states or {})
         series = self._series(slices, data, lengths)
         generator = generator or torch.Generator().manual_seed(0)
         parameters = {
@@ -240,17 +242,16 @@ class DynamicBayesianNetwork(Arguments):
             fixed=[key for key, name, _ in slices.parameters() if name in held],
         )  # fmt: skip
         self.fit_: Fit = em.fit([rows for rows, _ in _batches(slices, series)], generator=generator)
-        self._slices_ = slices
+        self.states_ = {name: variable.states for name, variable in slices.variables.items()}
         values = {key: p.value(None).exp() for key, p in self.fit_.parameters.items()}
         self.tables_ = {name: values[name] for name in slices.variables}
         self.first_ = {name: values[key] for key, name, first in slices.parameters() if first}
         return self
 
-    def _read(self, given: Mapping[Any, Any]) -> _Slices:
-        """The slices of the arguments, with states of columns."""
+    def _read(self, given: Mapping[Any, Any], known: Mapping[str, Any]) -> _Slices:
+        """The slices of the arguments, with states that are known, or those of columns."""
         nodes, within = edges_of(self.within)
         later, between = edges_of(self.between)
-        known = self.states or {}
         named = [name for name in given if isinstance(name, str)]
         order = list(dict.fromkeys([*nodes, *later, *known, *named]))
         above = {name: [p for p, child in dict.fromkeys(within) if child == name] for name in order}
@@ -286,6 +287,8 @@ class DynamicBayesianNetwork(Arguments):
         """A table as given, near the counts of complete families, or random."""
         sizes = slices.sizes(name, first=first)
         prior = self.prior.get(name, 0.0) if isinstance(self.prior, Mapping) else self.prior
+        if isinstance(prior, BDeu):
+            prior = prior.size / math.prod(sizes)
         prior = as_values(f"The prior of {name!r}", prior).double()
         given = self._given(slices, name, first=first)
         if given is not None:
@@ -321,11 +324,13 @@ class DynamicBayesianNetwork(Arguments):
         """The slices and log-tables, fitted or given."""
         fit = getattr(self, "fit_", None)
         if fit is not None:
-            return self._slices_, {key: p.value(None) for key, p in fit.parameters.items()}
+            values = {key: p.value(None) for key, p in fit.parameters.items()}
+            return self._read({}, self.states_), values
         # Columns that nothing names are told where the data is read.
         named = {*(self.states or ()), *edges_of(self.within)[0], *edges_of(self.between)[0]}
         given = {} if data is None else columns(data)
-        slices = self._read({name: given[name] for name in given if name in named or not named})
+        given = {name: given[name] for name in given if name in named or not named}
+        slices = self._read(given, self.states or {})
         values = dict[str, Tensor]()
         for key, name, first in slices.parameters():
             table = self._given(slices, name, first=first)

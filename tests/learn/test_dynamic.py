@@ -188,6 +188,21 @@ def test_fits_with_gaps_and_hidden_variables_climb():
     assert not torch.allclose(held.tables_["z"], truth.tables["z"])
 
 
+def test_fitted_networks_are_saved_and_counted_with_an_imagined_sample(tmp_path):
+    pytest.importorskip("safetensors")
+    data = {"a": [0, 0, 1], "b": ["u", "v", None]}
+    prior = learn.BDeu(4.0)
+    model = learn.DynamicBayesianNetwork([("a", "b")], [("a", "a")], prior=prior, limit=50)
+    model.fit(data)
+    # From 0 to 0 once and to 1 once, and one imagined for each of four entries.
+    expected = torch.tensor([[0.5, 0.5], [0.5, 0.5]]).double()
+    torch.testing.assert_close(model.tables_["a"], expected)
+    learn.save(model, tmp_path)
+    again = learn.load(tmp_path)
+    assert again.score(data) == model.score(data)
+    assert again.decode({"b": ["v"]})["b"].tolist() == ["v"]
+
+
 def test_networks_without_edges_in_time_are_those_of_each_row():
     still = learn.DynamicBayesianNetwork([("u", "v")], prior=1.0, limit=20)
     data = {"u": [0, 0, 1, None, 1], "v": [0, 1, 1, 1, None]}
