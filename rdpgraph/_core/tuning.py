@@ -60,9 +60,6 @@ GROUPED_FACTORS = 64
 SMALL_TABLE = 16
 """Entries of a factor whose table is at least as fast as special messages."""
 
-NUMPY_MAXIMA = 2**13
-"""Sums of a step of Viterbi's algorithm for which NumPy is faster than torch."""
-
 CLASS_WORDS = 256
 """Words of a class from which on they are a product of matrices in look-ahead."""
 
@@ -153,10 +150,6 @@ MOST_SHAPES, SHAPE_TEXT = 2**14, 700
 """Shapes of tables in a file, and bytes of text per shape beyond them: a block takes 4 kB."""
 ASKED_WORK = 2**22
 """Multiply-adds of a log-sum from which it pays to ask which of its gradients are wanted, 40 us."""
-CHAIN_PROGRAMS, CHAIN_STEPS = 16, 2**14
-"""Programs of long chains that are kept, and the steps up to which one is."""
-SHORT_PROGRAMS, SHORT_STEPS = 256, 2**9
-"""Programs of short chains that are kept, and the steps up to which one is short."""
 POOL_PLACES, SERIES_LINKS = 2**4, 4
 """Places of a pool that Python lists faster than arrays, and links of a chain from which a series
 of them is run item after item."""

@@ -41,6 +41,7 @@ _SIGNATURES = {
     "second": (None, [_POINTER] * 2),
     "maxima": (None, [_POINTER] * 4),
     "unsound": (_SIZE, [_POINTER]),
+    "is_far": (_SIZE, [_POINTER]),
     "descend": (_SIZE, [*[_POINTER] * 3, *[_SIZE] * 3]),
     "states": (None, [*[_POINTER] * 3, *[_SIZE] * 6, _POINTER]),
     "k_best": (_SIZE, [*[_POINTER] * 3, *[_SIZE] * 2, _POINTER]),
@@ -102,7 +103,7 @@ class Plan:
         if known is None:
             numbers = array("q", self.lowered.bind(*key))
             at, level, size, levels = {}, {}, 0, 0
-            for name, (count, rows) in self._extents(sizes).items():
+            for name, (count, rows) in self.extents(sizes).items():
                 at[name], level[name] = size, levels
                 size, levels = size + count, levels + rows
             if len(self._known) >= _PLANS:
@@ -112,7 +113,7 @@ class Plan:
             known = self._known[key] = Records(numbers, size, levels, work, at, level)
         return known
 
-    def _extents(self, sizes: Mapping[str, int]) -> dict[str, tuple[int, int]]:
+    def extents(self, sizes: Mapping[str, int]) -> dict[str, tuple[int, int]]:
         """How many numbers and levels each table has."""
         found: dict[str, tuple[int, int]] = {}
         for name, place in self.lowered.places.items():
@@ -323,6 +324,8 @@ class Upward:
     Attributes:
         inputs: contiguous, in the order of the program, whole numbers among them.
         value: (items,) the goal.
+        sizes: by name.
+        dtype: of the inputs that were given, whatever that of the pass.
     """
 
     plan: Plan
@@ -330,6 +333,8 @@ class Upward:
     inputs: tuple[Tensor, ...]
     goals: tuple[Goal, ...]
     value: Tensor
+    sizes: Mapping[str, int]
+    dtype: torch.dtype
 
     @property
     def records(self) -> Records:
@@ -362,36 +367,48 @@ def run_up(
     plan = plan_of(program)
     assert plan is not None
     inputs = tuple(x.detach().contiguous() for x in inputs)
-    items = max(
-        [len(x) for x in inputs] + [len(x) for x in lengths.values() if isinstance(x, Tensor)]
-    )
-    strides = [x.shape[1:].numel() if len(x) > 1 else 0 for x in inputs]
+    counts = [x.shape[0] for x in inputs]
+    sized = [x.shape[0] for x in lengths.values() if isinstance(x, Tensor)]
+    items = max(counts + sized)
+    sizes_of = [x.numel() for x in inputs]
+    strides = [
+        size // count if count > 1 else 0 for size, count in zip(sizes_of, counts, strict=True)
+    ]
     records = plan.records(sizes, strides)
-    dtype = next(x.dtype for x in inputs if x.is_floating_point())
+    whole = [one.whole for one in program.inputs]
+    dtype = inputs[whole.index(False)].dtype
     key = (id(plan), id(records), items, dtype, best)
     lease = _Lease(key, dtype, items, records)
     run = lease.run
     goals = plan.goals(lengths, sizes, records, items)
     steps = goals[0].steps if len(goals) == 1 else torch.stack([goal.steps for goal in goals])
     data = _pointers([run.values, *inputs])
-    counts = array("q", [x.numel() if x.is_floating_point() else 0 for x in inputs])
-    each = zip((run.values, *inputs), (records.size, *strides), strict=True)
-    apart = array("q", [x.element_size() * stride for x, stride in each])
+    logs = [not one for one in whole]
+    checked = array("q", [n if log else 0 for n, log in zip(sizes_of, logs, strict=True)])
+    width = dtype.itemsize
+    bytes_of = [width * records.size]
+    bytes_of += [(width if log else 8) * n for n, log in zip(strides, logs, strict=True)]
+    apart = array("q", bytes_of)
     # The state keeps what it was given, so that stays alive with it.
-    run.keep = (counts, apart, steps, records)
+    run.keep = (checked, apart, steps, records)
     run.handle = _function("up", dtype)(
         _address(records.numbers), _address(data), run.levels.data_ptr(), steps.data_ptr(),
-        _address(apart), _address(counts), len(counts), items, int(best),
+        _address(apart), _address(checked), len(checked), items, int(best),
         threads(records.work * items, items), int(keep), run.handle,
     )  # fmt: skip
     if _function("unsound", dtype)(run.handle):
         for one, values in zip(program.inputs, inputs, strict=True):
             if not one.whole:
                 checked_log_values(f"{program.name}'s {one.name}", values)
+    if dtype == torch.float32 and not best and _function("is_far", dtype)(run.handle):
+        # Sums of numbers so far apart keep their digits in float64.
+        wide = [x.double() if x.is_floating_point() else x for x in inputs]
+        up = run_up(program, wide, lengths, sizes, best=False, keep=keep)
+        return replace(up, value=up.value.to(dtype), dtype=dtype)
     value = goals[0].value(run)
     for goal in goals[1:]:
         value = value + goal.value(run)
-    return Upward(plan, lease, inputs, goals, value.to(dtype))
+    return Upward(plan, lease, inputs, goals, value.to(dtype), sizes, dtype)
 
 
 def _pointers(tensors: Sequence[Tensor | None]) -> "array[int]":
@@ -399,22 +416,46 @@ def _pointers(tensors: Sequence[Tensor | None]) -> "array[int]":
     return array("q", [0 if x is None else x.data_ptr() for x in tensors])
 
 
-def run_down(up: Upward, above: Tensor, wanted: Sequence[bool]) -> list[Tensor | None]:
+def run_down(
+    up: Upward, above: Tensor, wanted: Sequence[bool], rows: tuple[str, Tensor] | None = None
+) -> list[Tensor | None]:
     """The gradients of the goal in inputs, each summed over items where these share it.
 
     Args:
         up: a pass of log-sums.
         above: (items,) the gradient of something in the goal.
         wanted: of which inputs.
+        rows: a table, and the gradient of it in its `rows_of`, which is added.
     """
     run, possible = up.lease.run, up.possible
     below = run.room("gradients").zero_()
     for goal in up.goals:
         goal.add_to(below, above, possible)
+    if rows is not None:
+        _rows_in(up, below, rows[0]).add_(rows[1])
     gradients = _zeros(up, wanted)
     data, grads = _pointers([run.values, *up.inputs]), _pointers([below, *gradients])
     _function("down", run.dtype)(run.handle, _address(data), _address(grads))
-    return gradients
+    if run.dtype == up.dtype:
+        return gradients
+    return [x if x is None else x.to(up.dtype) for x in gradients]
+
+
+def rows_of(up: Upward, table: str) -> Tensor:
+    """(items, steps, labels) the rows of a table of one axis beside its labels, each up to a shift.
+
+    Args:
+        up: a pass upwards.
+        table: whose cells are computed in the order of the axis, from its first one on.
+    """
+    return _rows_in(up, up.lease.run.values, table).to(up.dtype)
+
+
+def _rows_in(up: Upward, values: Tensor, table: str) -> Tensor:
+    """The part of values like those of tables that a table has."""
+    count, rows = up.plan.extents(up.sizes)[table]
+    start = up.records.at[table]
+    return values[:, start : start + count].unflatten(1, (rows, -1))
 
 
 def _zeros(up: Upward, wanted: Sequence[bool]) -> list[Tensor | None]:
@@ -434,7 +475,7 @@ def mean_along(up: Upward, said: Sequence[Tensor | None]) -> Tensor:
     """
     run, possible = up.lease.run, up.possible
     means = run.room("means")
-    said = [None if x is None else x.contiguous() for x in said]
+    said = [None if x is None else x.to(run.dtype).contiguous() for x in said]
     data, moves = _pointers([run.values, *up.inputs]), _pointers([means, *said])
     _function("along", run.dtype)(run.handle, _address(data), _address(moves))
     return torch.stack([goal.cell_values(means, possible) for goal in up.goals]).sum(0)
@@ -483,13 +524,14 @@ def run_second(
 
 
 @torch.no_grad()
-def best_with(up: Upward | Derived) -> list[Tensor | None]:
+def best_with(up: Upward | Derived, only: int | None = None) -> list[Tensor | None]:
     """The best score of a derivation that uses each entry: (items, *dims) of each input of logs.
 
     -inf where none does. None for inputs of whole numbers.
 
     Args:
         up: a pass of maxima.
+        only: the number of an input, from 0 on; of others None is given.
     """
     if isinstance(up, Derived):
         return up.best_with()
@@ -498,8 +540,10 @@ def best_with(up: Upward | Derived) -> list[Tensor | None]:
     for goal in up.goals:
         below.view(-1)[goal.cells[goal.reached(up.possible)]] = 0.0
     losses = [
-        x.new_full((items, *x.shape[1:]), -torch.inf) if x.is_floating_point() else None
-        for x in up.inputs
+        x.new_full((items, *x.shape[1:]), -torch.inf)
+        if x.is_floating_point() and only in (None, number)
+        else None
+        for number, x in enumerate(up.inputs)
     ]
     each = [below, *losses]
     apart = array("q", [0 if x is None else x.stride(0) * x.element_size() for x in each])

@@ -1071,6 +1071,8 @@ class Sums:
         if not values.numel():
             return values
         values = values.contiguous()
+        if values.storage_offset():  # views of parts are by places in the storage
+            values = values.clone()
         least = float(values.amin())
         if least > _LOWEST:
             return values

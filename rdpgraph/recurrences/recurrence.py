@@ -53,6 +53,17 @@ class Bound:
         self._batch = self._checked_batch(program)
         self._check_whole(program)
 
+    @classmethod
+    def settled(
+        cls, program: Program, given: Mapping[str, Any], sizes: Mapping[str, int],
+        batch: tuple[int, ...],
+    ) -> Self:  # fmt: skip
+        """Bind a program to tensors that are known to fit, of one dtype and on one device."""
+        bound = cls.__new__(cls)
+        bound.program, bound.given, bound._checked = program, dict(given), True
+        bound._sizes, bound._batch = dict(sizes), batch
+        return bound
+
     def with_inputs(self, **tensors: Tensor) -> Self:
         """The same with other tensors for some inputs."""
         return type(self)(self.program, self.given | tensors, checked=self._checked)
@@ -352,24 +363,8 @@ class Bound:
         Raises:
             ModelError: the other is of another class, or its tensors have other shapes.
         """
-        own, logs = self.logs(), other.logs() if type(other) is type(self) else {}
-        shapes = [{name: x.shape for name, x in each.items()} for each in (own, logs)]
-        if own.keys() != logs.keys() or self._sizes != other._sizes or self._batch != other._batch:
-            raise ModelError(
-                f"{self.program.name} is compared with another of its class and shapes; got "
-                f"{type(other).__name__} of {[tuple(shape) for shape in shapes[1].values()]}."
-            )
-        # An input that all items share in one of them has all batch dims in both.
-        apart = [name for name in own if shapes[0][name] != shapes[1][name]]
-        if apart:
-            return self._with_batch(apart).cross_entropy(other._with_batch(apart))
-        _, mean = self._mean_of([_scores(values) for values in logs.values()])
-        # How many entries a derivation uses that the other forbids.
-        with torch.no_grad():
-            forbidden = [(values == -torch.inf).to(values) for values in logs.values()]
-            log_z, beyond = self._mean_of(forbidden)
-        crossed = torch.where(beyond > 0, torch.inf, other.log_partition() - mean)
-        return torch.where(log_z > -torch.inf, crossed, 0.0)
+        own, logs = self._alike(other)
+        return self._compared(own, logs, other, divergence=False)
 
     @by_autograd
     def kl_divergence(self, other: Self) -> Tensor:
@@ -378,7 +373,37 @@ class Bound:
         Raises:
             ModelError: as for `cross_entropy`.
         """
-        return self.cross_entropy(other) - self.entropy()
+        own, logs = self._alike(other)
+        return self._compared(own, logs, other, divergence=True)
+
+    def _alike(self, other: Self) -> tuple[list[Tensor], list[Tensor]]:
+        """The logs of both, which have the same shapes."""
+        own, logs = self.logs(), other.logs() if type(other) is type(self) else {}
+        shapes = [{name: x.shape for name, x in each.items()} for each in (own, logs)]
+        if shapes[0] != shapes[1]:
+            raise ModelError(
+                f"{self.program.name} is compared with another of its class and shapes; got "
+                f"{type(other).__name__} of {[tuple(shape) for shape in shapes[1].values()]}."
+            )
+        return [*own.values()], [*logs.values()]
+
+    def _compared(
+        self, own: Sequence[Tensor], logs: Sequence[Tensor], other: Self, *, divergence: bool
+    ) -> Tensor:
+        """The mean of minus the log-probability in another model; or of the ratio to it."""
+        scores = [_scores(values) for values in logs]
+        if divergence:
+            # The mean of a difference keeps the digits that the difference of two means loses.
+            scores = [two - _scores(one) for one, two in zip(own, scores, strict=True)]
+        log_z, mean = self._mean_of(scores)
+        crossed = other.log_partition() - (log_z if divergence else 0.0) - mean
+        pairs = [(one.detach(), two == -torch.inf) for one, two in zip(own, logs, strict=True)]
+        if any(bool(((one > -torch.inf) & forbidden).any()) for one, forbidden in pairs):
+            # How many entries a derivation uses that the other forbids.
+            with torch.no_grad():
+                _, beyond = self._mean_of([forbidden.to(one) for one, forbidden in pairs])
+            crossed = torch.where(beyond > 0, torch.inf, crossed)
+        return torch.where(log_z > -torch.inf, crossed, 0.0)
 
     def _mean_of(self, scores: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
         """(*batch,) log Z, and the mean over derivations of the sum of scores of the entries used.

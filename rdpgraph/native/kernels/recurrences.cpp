@@ -55,6 +55,9 @@ void NAME(maxima)(void* team, REAL* const* data, REAL* const* losses, const int6
 // Whether an input had a NaN or +inf.
 int64_t NAME(unsound)(void* team) { return static_cast<Team<REAL>*>(team)->unsound; }
 
+// Whether sums of large numbers have lost digits of float32.
+int64_t NAME(is_far)(void* team) { return static_cast<Team<REAL>*>(team)->is_far(); }
+
 // Derivations of a goal, whose cells are given, below 0 where there is none: the best, or draws. Returns
 // how many entries of inputs they read.
 int64_t NAME(descend)(void* team, REAL* const* data, const int64_t* cells, int64_t draws, int64_t best,

@@ -8,16 +8,13 @@ best by lists, Seshadri and Sundberg 1994). Arguments are as for `recursion.log_
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 
 from rdpgraph._core import tuning
 from rdpgraph._core.types import Lengths, LogZ, Paths, Transition, Unary
-from rdpgraph.logspace.gradients import is_transformed
-from rdpgraph.structures.chain import bands, tapes
+from rdpgraph.structures.chain import bands, rules
 from rdpgraph.structures.chain.factors import inside, masked, peak
 from rdpgraph.structures.chain.paths import score, traceback
 from rdpgraph.structures.chain.steps import Steps, as_steps
@@ -50,61 +47,13 @@ def viterbi(unary: Unary, transition: Transition | Steps, lengths: Lengths) -> t
 @torch.no_grad()
 def best_states(unary: Unary, transition: Transition | Steps, lengths: Lengths) -> Paths:
     """The states of `viterbi` alone, (B, T)."""
-    if isinstance(transition, Tensor):
-        if tapes.serves(unary, transition):
-            return tapes.best_states(unary, transition, lengths)
-        if _is_small(unary, transition):
-            return _small_best(unary, transition, lengths)
+    if isinstance(transition, Tensor) and rules.serves(unary, transition):
+        return rules.best_states(unary, transition, lengths)
     if bands.serves(unary, transition, maxima=True):
         return bands.best_states(unary, transition, lengths)
     values = _levelled(unary, lengths)
     messages = values + _arriving(values, as_steps(transition), lengths, backwards=False)
     return traceback(messages, transition, lengths, count=1, noise=None)[0]
-
-
-def _is_small(unary: Tensor, transition: Tensor) -> bool:
-    """Return whether NumPy is faster than torch."""
-    return (
-        transition.ndim == 2
-        and unary.is_cpu
-        and unary.dtype == transition.dtype
-        and unary.dtype in (torch.float32, torch.float64)
-        and unary.shape[0] * transition.numel() <= tuning.NUMPY_MAXIMA
-        and not is_transformed()
-    )
-
-
-def _small_best(unary: Tensor, transition: Tensor, lengths: Tensor) -> Tensor:
-    """`best_states` by NumPy, with the same sums in the same order."""
-    batch, total, states = unary.shape
-    values = np.array(unary.detach().numpy().swapaxes(0, 1), order="C")
-    padded = np.pad(transition.detach().numpy().T, ((0, 1), (0, 0)))
-    ends, last = lengths.numpy(), set(lengths.tolist())
-    result = np.full((total, batch), -1)
-    with np.errstate(invalid="ignore"):  # beyond the length
-        _level(values)
-        for step in range(1, total):
-            best = (values[step - 1][:, None] + padded[:-1]).max(-1)
-            if step % tuning.LEVELLED_STEPS == 1:
-                _level(best)
-            values[step] += best
-        for step in range(total - 1, -1, -1):
-            logs = values[step]
-            if step + 1 < total:
-                after = result[step + 1]
-                # The state after the last step is N, to which anything leads.
-                after = np.where(ends == step + 1, states, after) if step + 1 in last else after
-                logs = logs + padded[after]
-            result[step] = logs.argmax(-1)
-    lasts = values[np.maximum(ends - 1, 0), np.arange(batch)] if total else values.sum(0)
-    result[(np.arange(total)[:, None] >= ends) | ~(lasts > -math.inf).any(-1)] = -1
-    return torch.from_numpy(np.ascontiguousarray(result.T))
-
-
-def _level(values: Any) -> None:
-    """Subtract the largest of each row in place, unless it is -inf."""
-    top = values.max(-1, keepdims=True)
-    values -= np.where(top > -math.inf, top, 0)
 
 
 def k_best(
@@ -130,8 +79,8 @@ def _k_best_states(unary: Tensor, transition: Tensor | Steps, lengths: Tensor, k
     """(k, B, T) states; -1 beyond the length, and where there are fewer."""
     if isinstance(transition, Tensor):
         values, table = unary.double(), transition.double()
-        if tapes.serves(values, table):
-            return tapes.k_best(values, table, lengths, k)
+        if rules.serves(values, table):
+            return rules.k_best(values, table, lengths, k)
     return _best_lists(_levelled(unary, lengths), as_steps(transition), lengths, k)
 
 
@@ -144,8 +93,8 @@ def max_marginals(unary: Unary, transition: Transition | Steps, lengths: Lengths
     tabulated = isinstance(transition, Tensor)
     watched = tabulated and (unary.requires_grad or transition.requires_grad)
     watched = watched and torch.is_grad_enabled()
-    if isinstance(transition, Tensor) and not watched and tapes.serves(unary, transition):
-        return tapes.max_marginals(unary, transition, lengths)
+    if isinstance(transition, Tensor) and not watched and rules.serves(unary, transition):
+        return rules.max_marginals(unary, transition, lengths)
     if bands.serves(unary, transition, maxima=True):
         return bands.max_marginals(unary, transition, lengths)
     with torch.set_grad_enabled(watched):

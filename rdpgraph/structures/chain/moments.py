@@ -10,7 +10,7 @@ from torch.utils.checkpoint import checkpoint
 from rdpgraph._core import tuning
 from rdpgraph.logspace.gradients import ONCE, by_autograd, expectations, mean_scores, once
 from rdpgraph.logspace.logmatrix import LogMatrix, finite, log_products, soft_sum
-from rdpgraph.structures.chain import entropies, logs, recursion, tapes
+from rdpgraph.structures.chain import entropies, logs, recursion, rules
 from rdpgraph.structures.chain.factors import inside, masked, peak, steps_of
 from rdpgraph.structures.chain.recursion import Messages
 from rdpgraph.structures.chain.steps import (
@@ -48,7 +48,7 @@ def _entropy(parts: ChainTensors | RankTensors, log_base: Tensor | None) -> Tens
     """`entropy` by the machine, or by messages."""
     if log_base is None and isinstance(parts.transition, Tensor):
         table = ChainTensors(parts.unary, parts.transition, parts.lengths)
-        values = tapes.losses(table, table, divergence=False)
+        values = rules.losses(table, table, divergence=False)
         if values is not None:
             return values
     sent, scored = recursion.messages(*parts), parts.unary.detach()
@@ -75,7 +75,7 @@ def cross_entropy(
     if isinstance(parts.transition, Tensor) and isinstance(other.transition, Tensor):
         ours = ChainTensors(parts.unary, parts.transition, parts.lengths)
         theirs = ChainTensors(other.unary, other.transition, other.lengths)
-        values = tapes.losses(ours, theirs, divergence=divergence)
+        values = rules.losses(ours, theirs, divergence=divergence)
         if values is not None:
             return values
     return _by_scores(parts, other, divergence=divergence)
@@ -160,11 +160,11 @@ def edge_counts(parts: ChainTensors) -> Tensor:
     if unary.shape[1] < 2 or not len(unary):
         return unary.new_zeros(len(unary), unary.shape[2], unary.shape[2])
     tracked = torch.is_grad_enabled() and (unary.requires_grad or transition.requires_grad)
-    if transition.ndim == 2 and tapes.serves(unary, transition):
+    if transition.ndim == 2 and rules.serves(unary, transition):
         if not tracked:
-            return tapes.edge_counts(unary.detach(), transition.detach(), lengths)
+            return rules.edge_counts(unary.detach(), transition.detach(), lengths)
         each = transition.expand(len(unary), 1, *transition.shape)
-        solve = partial(tapes.log_partition, unary, lengths=lengths)
+        solve = partial(rules.log_partition, unary, lengths=lengths)
         return expectations(solve, [each], tracked=True)[1][0].squeeze(1)
     sent = recursion.messages(*parts)
     before, after = sent.log_forward[:, :-1], (unary + sent.log_backward)[:, 1:]

@@ -15,7 +15,7 @@ from rdpgraph._core.numbers import lowest
 from rdpgraph._core.types import Lengths, Paths, Transition, Unary
 from rdpgraph.logspace.gradients import possible_alone
 from rdpgraph.model.potentials.potential import Potential
-from rdpgraph.structures.chain import bands, logs, recursion, tapes
+from rdpgraph.structures.chain import bands, logs, recursion, rules
 from rdpgraph.structures.chain.factors import inside
 from rdpgraph.structures.chain.steps import Steps, as_steps
 from rdpgraph.structures.draws import Noise, checked_temperature, gumbel
@@ -122,8 +122,8 @@ def draw(
     for a step of a draw; with ranks O(T N r), and O(N r). (count, B, N) memory at a time. Arguments
     as for `recursion.log_partition`.
     """
-    if tapes.serves(unary, transition):
-        return tapes.draw(unary, transition, lengths, count, generator)
+    if rules.serves(unary, transition):
+        return rules.draw(unary, transition, lengths, count, generator)
     if bands.serves(unary, transition):
         return bands.draw(unary, transition, lengths, count, generator)
     messages = logs.forward(unary, transition, lengths)
@@ -163,12 +163,9 @@ def relaxed_by(
 ) -> Tensor:
     """`relaxed` as a function of its Gumbel noise, (count, B, T, N)."""
     count = noise.shape[0]
-    if isinstance(transition, Tensor) and tapes.serves(unary, transition):
-        messages, states = tapes.perturbed(unary, transition, lengths, noise)
-    else:
-        messages = recursion.forward(unary, transition, lengths)
-        with torch.no_grad():
-            states = traceback(messages, transition, lengths, count=count, noise=held(noise))
+    messages = recursion.forward(unary, transition, lengths)
+    with torch.no_grad():
+        states = traceback(messages, transition, lengths, count=count, noise=held(noise))
     steps, total = as_steps(transition), max(1, unary.shape[1])
 
     def of(here: slice) -> Tensor:

@@ -112,7 +112,7 @@ void Run<Real>::prepare_rows(const Stage& g, At s, Span span, int64_t item, int6
       one.level = row(a, i, s, p, 0, depth, to);
       const Real top = largest(to, depth);
       if (!(top > kNever<Real>)) continue;
-      one.top = top;
+      one.top = top, note(top);
       if (!best) exps(to, to, top, depth);
       else for (int64_t j = 0; j < depth; ++j) to[j] -= top;
     }
@@ -238,6 +238,7 @@ void Run<Real>::finish(const Target& target, At s, const Row& one, Real* values,
     add(values, data[f.f->slot], from, own, 0, g.labels), base += own;
   }
   const Real top = finite(largest(values, g.labels));
+  note(top);
   for (int64_t k = 0; k < g.labels; ++k) to[k] = values[k] - top;
   *out_level(g, one.item, s, one.p) = base + top;
 }

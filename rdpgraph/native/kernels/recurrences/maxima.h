@@ -50,13 +50,26 @@ template <typename Real>
 template <typename Visit>
 void Run<Real>::matrix_maxima(const Real* loss, const Real* rows, int64_t depth, const Real* matrix, int64_t hop,
                               int64_t n, Visit visit, Real* to) {
-  totals.assign(n, kNever<Real>), moved.resize(n);
+  // Vectors of losses and of the largest term of each column, padded to whole registers.
+  const int64_t padded = panels_of(n, lanes<Real>()) * lanes<Real>();
+  totals.assign(padded, kNever<Real>), moved.resize(padded), h.assign(padded, kNever<Real>);
+  std::memcpy(h.data(), loss, n * sizeof(Real));
   for (int64_t k = 0; k < depth; ++k)
-    for (int64_t j = 0; j < n; ++j) totals[j] = std::max(totals[j], rows[k] + matrix[k * hop + j]);
+    by_lanes<Real>(n, [&](int64_t j, auto left) {
+      const Lane<Real> one = load(matrix + k * hop + j, left) + rows[k], most = load(totals.data() + j, lanes<Real>());
+      store(totals.data() + j, one > most ? one : most, lanes<Real>());
+    });
   for (int64_t j = 0; j < n; ++j) totals[j] = finite(totals[j]);
   for (int64_t k = 0; k < depth; ++k) {
-    for (int64_t j = 0; j < n; ++j) moved[j] = loss[j] + (rows[k] + matrix[k * hop + j] - totals[j]);
-    to[k] = largest(moved.data(), n);
+    Lane<Real> best = all(kNever<Real>);
+    by_lanes<Real>(n, [&](int64_t j, auto left) {
+      const Lane<Real> term = (load(matrix + k * hop + j, left) + rows[k]) - load(totals.data() + j, lanes<Real>());
+      const Lane<Real> one = load(h.data() + j, lanes<Real>()) + term;
+      best = one > best ? one : best;
+      store(moved.data() + j, one, lanes<Real>());
+    });
+    to[k] = kNever<Real>;
+    for (int64_t j = 0; j < lanes<Real>(); ++j) to[k] = std::max(to[k], best[j]);
     visit(k, moved.data());
   }
 }

@@ -21,6 +21,7 @@ template <typename Real> Real faint(int64_t terms) {
   return Limits::min() / Limits::epsilon() * Real(terms);
 }
 
+constexpr double kWide = 64;     // nats, up to which float32 keeps 18 binary digits after the point
 constexpr int64_t kBlock = 64;   // rows of a product
 constexpr int64_t kKept = 256;   // rows whose outer products are added to a gradient together
 
@@ -88,6 +89,9 @@ template <typename Real> struct Run {
   int64_t batch = 0;
   const int64_t* ends = nullptr;  // the step of each goal, those of one goal after the other
   int64_t ends_apart = 0;         // how far from one goal to the next
+  // Whether the largest log of some row was as far from 0 as lacks digits of float32.
+  bool is_far = false;
+  void note(Real top) { is_far |= std::abs(top) > Real(kWide); }
   std::vector<std::vector<Real>> prepared;  // tables by stage; times what moves say of them; and transposed
   // Scratch: rows before products (x), the parts of splits (y, z, transposed t) and of one (w), gradients of
   // rows (e), gradients over sums (h), rows of pairs, products, the terms of sums, and what terms add up to.

@@ -238,6 +238,7 @@ void Run<Real>::series_sums(Series& one, int64_t item, bool keep) {
           of.x.read(of.logs + (at - 1) * to.out.s, left);
           for (int k = 0; k < K; ++k) of.x.of[k] += pads.of[k];
           const Real top = of.x.top();
+          note(top);
           for (int k = 0; k < K; ++k) of.x.of[k] = exp_of<Real>(of.x.of[k] - top);
           of.base = of.known[(at - 1) * to.level.s] + double(top), of.shift = of.power = 0, of.factor = 1, of.fresh = false;
         }

@@ -157,6 +157,7 @@ void Run<Real>::sum_up(const Stage& g, At s) {
         });
       }
       const Real top = finite(largest(to, count));
+      note(top);
       for (int64_t k = 0; k < count; ++k) to[k] -= top;
       *known = base + top;
     }

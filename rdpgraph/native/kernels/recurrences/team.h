@@ -74,9 +74,14 @@ template <typename Real> struct Team {
     runs[0]->template prepare_up<best>();
     each_run([&](Run<Real>& run, int64_t k) {
       if (k) run.template prepare_up<best>();
-      run.keep_series = keep;
+      run.keep_series = keep, run.is_far = false;
       run.template up<best>();
     });
+  }
+
+  // Whether some row of the last pass lacks digits of float32.
+  bool is_far() const {
+    return std::any_of(runs.begin(), runs.end(), [](const auto& run) { return run->is_far; });
   }
 
   // Gives every run its items of arrays that are added to, as `field`; an input that items share has one for each
