@@ -16,9 +16,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
+from rdpgraph._core.cache import cached_property
 from rdpgraph.logspace.gradients import is_transformed, mean_scores, regradient
 from rdpgraph.model.potentials.potential import checked_log_values
 from rdpgraph.native import building
@@ -43,7 +45,8 @@ _SIGNATURES = {
     "unsound": (_SIZE, [_POINTER]),
     "is_far": (_SIZE, [_POINTER]),
     "descend": (_SIZE, [*[_POINTER] * 3, *[_SIZE] * 3]),
-    "states": (None, [*[_POINTER] * 3, *[_SIZE] * 6, _POINTER]),
+    "states": (None, [*[_POINTER] * 3, *[_SIZE] * 6, *[_POINTER] * 2]),
+    "k_best_states": (None, [*[_POINTER] * 3, *[_SIZE] * 2, _POINTER, *[_SIZE] * 3, _POINTER]),
     "k_best": (_SIZE, [*[_POINTER] * 3, *[_SIZE] * 2, _POINTER]),
     "read": (None, [_POINTER] * 2),
     "release": (None, [_POINTER]),
@@ -153,40 +156,40 @@ class Plan:
         records: Records, items: int,
     ) -> "Goal":  # fmt: skip
         """Where a goal's cell of each item is."""
-        place, values = self.lowered.places[goal.array], {**sizes, **lengths}
+        place = self.lowered.places[goal.array]
         table = place.table
+        # In NumPy, whose calls on a few numbers take a third of torch's.
+        values: dict[str, Any] = dict(sizes)
+        for name, each in lengths.items():
+            values[name] = each.numpy() if isinstance(each, Tensor) else each
         ends = {a: size.evaluate(sizes) for a, size in zip(table.axes, table.sizes, strict=True)}
         point: dict[str, Any] = {}
-        inside, before = _yes(items), _yes(items)
+        inside, before = np.ones(items, np.bool_), np.ones(items, np.bool_)
         for axis, at in zip(table.axes, goal.index, strict=True):
             assert isinstance(at, Affine)
-            index = torch.as_tensor(_number(at, values), device="cpu")
+            index = np.asarray(_number(at, values))
             inside &= (index >= 0) & (index < ends[axis])
             if at.names:
                 before &= index < 0
-            point[axis] = index.clamp(0, max(0, ends[axis] - 1))
+            point[axis] = np.minimum(np.maximum(index, 0), max(0, ends[axis] - 1))
         if not any(isinstance(at, Affine) and at.names for at in goal.index):
-            before.zero_()
+            before[:] = False
         for form in table.domain:
-            inside &= torch.as_tensor(_number(form, {**sizes, **point}), device="cpu") >= 0
+            inside &= np.asarray(_number(form, {**sizes, **point})) >= 0
         # The strides are those of tables: [step][places][label], and levels [step][rows].
-        step = torch.as_tensor(_number(table.order, {**sizes, **point}), device="cpu")
-        cell = row = step if place.solved else torch.zeros((), dtype=torch.int64, device="cpu")
+        step = np.asarray(_number(table.order, {**sizes, **point}))
+        cell = row = step if place.solved else 0
         for axis in place.axes:
             cell = cell * ends[axis] + point[axis]
         for axis in place.axes if place.row else place.axes[:-1]:
             row = row * ends[axis] + point[axis]
-        item = torch.arange(items, device="cpu")
+        item = np.arange(items)
         # Of an item without the cell any number is read, and left out.
-        return Goal(
-            torch.where(inside, item * records.size + records.at[goal.array] + cell, 0),
-            torch.where(inside, item * records.levels + records.level[goal.array] + row, 0),
-            torch.where(inside, step, -1), inside, before, bool((inside & ~before).all()),
-        )  # fmt: skip
-
-
-def _yes(items: int) -> Tensor:
-    return torch.ones(items, dtype=torch.bool, device="cpu")
+        cells = np.where(inside, item * records.size + (records.at[goal.array] + cell), 0)
+        rows = np.where(inside, item * records.levels + (records.level[goal.array] + row), 0)
+        numbers = (cells, rows, np.where(inside, step, -1), inside, before)
+        plain = bool((inside & ~before).all())
+        return Goal(*map(torch.from_numpy, numbers), plain, records.size)
 
 
 def _seed(generator: torch.Generator | None) -> int:
@@ -211,6 +214,7 @@ class Goal:
         inside: (items,) whether it is a cell of its table.
         before: (items,) whether it is before the first cell, and so 1.
         plain: whether all are inside, and none is before.
+        size: how many numbers an item's tables have.
     """
 
     cells: Tensor
@@ -219,6 +223,7 @@ class Goal:
     inside: Tensor
     before: Tensor
     plain: bool
+    size: int
 
     def value(self, run: "_Run") -> Tensor:
         """(items,) the logs, in float64."""
@@ -231,10 +236,14 @@ class Goal:
         """(items,) whether derivations go through the goal, of the items that have any."""
         return possible if self.plain else possible & self.inside & ~self.before
 
-    def places(self, possible: Tensor, records: Records) -> Tensor:
+    @cached_property
+    def own_cells(self) -> Tensor:
+        """(items,) the places of its cells in the tables of an item."""
+        return self.cells - torch.arange(len(self.cells), device="cpu") * self.size
+
+    def places(self, possible: Tensor) -> Tensor:
         """(items,) the places of its cells in the tables of an item, -1 for those not reached."""
-        places = self.cells - torch.arange(len(self.cells), device="cpu") * records.size
-        return torch.where(self.reached(possible), places, -1)
+        return torch.where(self.reached(possible), self.own_cells, -1)
 
     def cell_values(self, values: Tensor, possible: Tensor) -> Tensor:
         """(items,) what some values like those of tables have at the goals, 0 for those of none."""
@@ -341,7 +350,7 @@ class Upward:
         """The program at the sizes of the inputs."""
         return self.lease.run.records
 
-    @property
+    @cached_property
     def possible(self) -> Tensor:
         """(items,) whether a goal is a cell, so that gradients go into it."""
         return self.value > -torch.inf
@@ -576,7 +585,7 @@ def derivations(
     data = _pointers([run.values, *up.inputs])
     found: list[Tensor] = []
     for goal in up.goals:
-        cells = goal.places(up.possible, up.records)
+        cells = goal.places(up.possible)
         many = _function("descend", run.dtype)(
             run.handle, _address(data), cells.data_ptr(), draws, int(count is None), seed
         )
@@ -586,7 +595,10 @@ def derivations(
 
 
 @torch.no_grad()
-def states(up: Upward, number: int, count: int | None, generator: torch.Generator | None) -> Tensor:
+def states(
+    up: Upward, number: int, count: int | None, generator: torch.Generator | None,
+    noise: Tensor | None = None,
+) -> Tensor:  # fmt: skip
     """(draws, items, *sites) the last index of the entries that derivations use of an input.
 
     -1 where they use none of a site.
@@ -596,20 +608,42 @@ def states(up: Upward, number: int, count: int | None, generator: torch.Generato
         number: of the input, from 0 on.
         count: how many draws of each item; None: the best derivation.
         generator: of the draws.
+        noise: (draws, items, *sites, width), to be added to the entries of the input where they are
+            chosen; the largest sums are taken. Along a series of links alone.
     """
     run, items, draws = up.lease.run, len(up.value), 1 if count is None else count
-    seed = 0 if count is None else _seed(generator)
+    seed = 0 if count is None or noise is not None else _seed(generator)
+    noise = None if noise is None else noise.detach().to(run.dtype).contiguous()
     *sites, width = up.inputs[number].shape[1:]
     found = torch.full((draws, items, *sites), -1, device="cpu")
     data = _pointers([run.values, *up.inputs])
     for goal in up.goals:
-        cells = goal.places(up.possible, up.records)
+        cells = goal.places(up.possible)
         _function("states", run.dtype)(
             run.handle, _address(data), cells.data_ptr(), draws, int(count is None), seed,
-            number + 1, width, math.prod(sites), found.data_ptr(),
+            number + 1, width, math.prod(sites), None if noise is None else noise.data_ptr(),
+            found.data_ptr(),
         )  # fmt: skip
         seed += draws * items
     return found
+
+
+@torch.no_grad()
+def best_states(up: Upward, number: int, count: int) -> Tensor:
+    """(count, items, *sites) the states of an input's sites in the best derivations, best first.
+
+    -1 where they use none of a site, and where there are fewer.
+    """
+    run, found = up.lease.run, up.possible.long()
+    *sites, width = up.inputs[number].shape[1:]
+    states = torch.full((count, len(found), *sites), -1, device="cpu")
+    cells = torch.stack([goal.places(up.possible) for goal in up.goals])
+    data = _pointers([run.values, *up.inputs])
+    _function("k_best_states", run.dtype)(
+        run.handle, _address(data), cells.data_ptr(), len(cells), count, found.data_ptr(),
+        number + 1, width, math.prod(sites), states.data_ptr(),
+    )  # fmt: skip
+    return states
 
 
 @torch.no_grad()
@@ -626,7 +660,7 @@ def best_derivations(up: Upward | Derived, count: int) -> tuple[Tensor, Tensor]:
     if isinstance(up, Derived):
         return up.best_derivations(count)
     run, found = up.lease.run, up.possible.long()
-    cells = torch.stack([goal.places(up.possible, up.records) for goal in up.goals])
+    cells = torch.stack([goal.places(up.possible) for goal in up.goals])
     data = _pointers([run.values, *up.inputs])
     many = _function("k_best", run.dtype)(
         run.handle, _address(data), cells.data_ptr(), len(cells), count, found.data_ptr()

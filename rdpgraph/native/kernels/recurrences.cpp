@@ -65,16 +65,23 @@ int64_t NAME(descend)(void* team, REAL* const* data, const int64_t* cells, int64
   return static_cast<Team<REAL>*>(team)->descend(data, cells, draws, best, seed);
 }
 
-// The states of an input's sites in such derivations, (draws, batch, places), written where there are any.
+// The states of an input's sites in such derivations, (draws, batch, places), written where there are any. With
+// `noise`, (draws, batch, places, width), draws are the maxima of what it is added to, along a series of links.
 void NAME(states)(void* team, REAL* const* data, const int64_t* cells, int64_t draws, int64_t best, int64_t seed,
-                  int64_t slot, int64_t width, int64_t places, int64_t* to) {
-  static_cast<Team<REAL>*>(team)->states(data, cells, draws, best, seed, slot, width, places, to);
+                  int64_t slot, int64_t width, int64_t places, const REAL* noise, int64_t* to) {
+  static_cast<Team<REAL>*>(team)->states(data, cells, draws, best, seed, slot, width, places, noise, to);
 }
 
 // The best derivations, given maxima: cells of all goals, (goals, batch), below 0 for those with nothing to
 // read; `counts` has whether an item is possible, and gets how many were found. Returns what `descend` does.
 int64_t NAME(k_best)(void* team, REAL* const* data, const int64_t* cells, int64_t goals, int64_t most, int64_t* counts) {
   return static_cast<Team<REAL>*>(team)->k_best(data, cells, goals, most, counts);
+}
+
+// The states of an input's sites in these, (most, batch, places), written where there are any.
+void NAME(k_best_states)(void* team, REAL* const* data, const int64_t* cells, int64_t goals, int64_t most, int64_t* counts,
+                         int64_t slot, int64_t width, int64_t places, int64_t* to) {
+  static_cast<Team<REAL>*>(team)->k_best_states(data, cells, goals, most, counts, slot, width, places, to);
 }
 
 // Writes what the last derivations read, (draw, item, slot, place) each, and forgets it.

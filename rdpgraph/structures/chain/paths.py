@@ -165,7 +165,10 @@ def relaxed_by(
     count = noise.shape[0]
     messages = recursion.forward(unary, transition, lengths)
     with torch.no_grad():
-        states = traceback(messages, transition, lengths, count=count, noise=held(noise))
+        if isinstance(transition, Tensor) and rules.is_series(unary, transition):
+            states = rules.perturbed(unary, transition, lengths, noise)
+        else:
+            states = traceback(messages, transition, lengths, count=count, noise=held(noise))
     steps, total = as_steps(transition), max(1, unary.shape[1])
 
     def of(here: slice) -> Tensor:

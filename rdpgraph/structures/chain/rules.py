@@ -230,6 +230,21 @@ def draw(
     return executor.states(up, 0, count, generator)
 
 
+def is_series(unary: Unary, transition: Transition | Steps) -> bool:
+    """Return whether `perturbed` serves: one table for all steps, of three sites or more."""
+    one = isinstance(transition, Tensor) and transition.ndim == 2
+    return one and unary.shape[1] > 2 and serves(unary, transition)
+
+
+def perturbed(unary: Unary, transition: Transition, lengths: Lengths, noise: Tensor) -> Paths:
+    """(count, B, T) states of largest noise (count, B, T, N), the last first; -1 as for `draw`.
+
+    Each is given the one after it: draws, where the noise is Gumbel's.
+    """
+    up = _Given.of(unary, transition, lengths).run_up(best=False)
+    return executor.states(up, 0, len(noise), None, noise)
+
+
 def best_states(unary: Unary, transition: Transition, lengths: Lengths) -> Paths:
     """(B, T) the best sequences; -1 as for `draw`."""
     up = _Given.of(unary, transition, lengths).run_up(best=True)
@@ -246,8 +261,8 @@ def max_marginals(unary: Unary, transition: Transition, lengths: Lengths) -> Una
 
 def k_best(unary: Unary, transition: Transition, lengths: Lengths, k: int) -> Paths:
     """(k, B, T) the best sequences in turn; -1 beyond a length, and where there are fewer."""
-    given = _Given.of(unary.double(), transition.double(), lengths)
-    return given.bound(len(unary)).k_best_states_of("unary", k)[0]
+    up = _Given.of(unary.double(), transition.double(), lengths).run_up(best=True)
+    return executor.best_states(up, 0, k)
 
 
 def losses(parts: ChainTensors, other: ChainTensors, *, divergence: bool) -> Tensor | None:

@@ -29,10 +29,28 @@ void Run<Real>::find_ways(const Stage& g, At s, int64_t p) {
     });
 }
 
+// The logs of the labels before a link of a series, given that after it, into `line`.
+template <typename Real>
+void Run<Real>::line_of_series(const Series& one, int64_t item, int64_t step, int64_t v) {
+  const Stage& g = stages[one.link];
+  const int64_t depth = g.depth;
+  line.resize(depth);
+  const Real* row = out(stages[one.into], data[0], item, At{step - 1}, 0);
+  const std::vector<Real>& turned = leader->series[&one - series.data()].turned;
+  if (!turned.empty()) {
+    const Real* column = turned.data() + v * depth;
+    for (int64_t k = 0; k < depth; ++k) line[k] = row[k] + column[k];
+  } else {
+    const Real* column = data[g.slot] + item * g.table_item + g.table.c + v * g.column;
+    for (int64_t k = 0; k < depth; ++k) line[k] = row[k] + column[k * g.row];
+  }
+}
+
 // The logs of all terms of a possible cell, relative to one level, into `line`.
 template <typename Real>
 void Run<Real>::expand(const Cell& cell, int64_t item) {
   const Stage& g = *cell.g;
+  if (const Series* one = series_of(g, cell.s.s)) return line_of_series(*one, item, cell.s.s, cell.v);
   double known, base = -INFINITY;
   if (g.kind == kKindSum) {
     find_ways(g, cell.s, cell.p);
@@ -86,6 +104,15 @@ template <typename Real>
 template <typename Reach>
 void Run<Real>::each_read(const Cell& cell, int64_t item, int64_t term, bool known, Reach reach) {
   const Stage& g = *cell.g;
+  if (const Series* one = series_of(g, cell.s.s)) {
+    // The labels before a link that was written into the sum.
+    const Stage& link = stages[one->link];
+    reach(0, value(g.out, At{cell.s.s - 1}, 0, 0) + term);
+    reach(link.slot, link.table.c + term * link.row + cell.v * link.column);
+    for (const Factor *f = factors + one->own->first, *end = f + one->own->count; f < end; ++f)
+      if (f->link < 0) reach(f->slot, line_of(*f, item, cell.s, 0, 0)(cell.v) - item * f->item);
+    return;
+  }
   const auto spread = [&](const Alternative& a, const Split& at, int64_t label) {
     for (const Factor* f = factors + a.first; f < factors + a.first + a.count; ++f)
       reach(f->slot, line_of(*f, item, at.s, cell.p, at.r)(label) - item * f->item);

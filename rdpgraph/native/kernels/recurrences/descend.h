@@ -62,10 +62,10 @@ void Run<Real>::prepare_descend(bool best) {
 // The label before a link of a series, given that after it: the best, or a draw.
 template <typename Real>
 int64_t Run<Real>::label_before(const Series& one, int64_t item, int64_t step, int64_t v, bool best) {
-  const Stage &g = stages[one.link], &to = stages[one.into];
+  const Stage& g = stages[one.link];
   const int64_t depth = g.depth, wide = g.labels <= lanes<Real>() ? lanes<Real>() : width<Real>();
-  line.resize(depth);
-  if (!best && one.kept && is_narrow(one)) {
+  if (!best && !noise && one.kept && is_narrow(one)) {
+    line.resize(depth);
     // In proportion to x_k exp(W_kv), unless these are near underflow.
     const Real* x = one.before.data() + (item * (one.last - one.first + 1) + step - one.first) * wide;
     const Real* column = table(g, item).back + v * width<Real>();
@@ -74,16 +74,29 @@ int64_t Run<Real>::label_before(const Series& one, int64_t item, int64_t step, i
     for (int64_t k = 0; k < depth; ++k) sum += line[k] = x[k] * column[k];
     if (sum >= faint<Real>(depth) * (1 << 20)) return choose(sum);
   }
-  const Real* row = out(to, data[0], item, At{step - 1}, 0);
-  const std::vector<Real>& turned = leader->series[&one - series.data()].turned;
-  if (!turned.empty()) {
-    const Real* column = turned.data() + v * depth;
-    for (int64_t k = 0; k < depth; ++k) line[k] = row[k] + column[k];
-  } else {
-    const Real* column = data[g.slot] + item * g.table_item + g.table.c + v * g.column;
-    for (int64_t k = 0; k < depth; ++k) line[k] = row[k] + column[k * g.row];
-  }
-  return pick(best);
+  line_of_series(one, item, step, v);
+  if (noise) shake(one, step - 1);
+  return pick(best || noise);
+}
+
+// Adds the noise of a step to the logs of the labels that one of is chosen there.
+template <typename Real>
+void Run<Real>::shake(const Series& one, int64_t step) {
+  const Factor* f = other_of(one);
+  if (!f || f->slot != noisy) return;
+  const Real* own = noise + f->at.c + step * f->at.s;
+  for (size_t k = 0; k < line.size(); ++k) line[k] += own[k];
+}
+
+// The same where a sum over labels reads a row of a series, as a goal does.
+template <typename Real>
+void Run<Real>::shake(const Cell& cell, int64_t item) {
+  int64_t at = -1;
+  each_read(cell, item, 0, true, [&](int64_t slot, int64_t place) { if (!slot) at = place; });
+  if (at < 0) return;
+  const Cell first = cell_at(at);
+  for (const Series& one : series)
+    if (stages + one.into == first.g) shake(one, first.s.s);
 }
 
 // Goes back along a series from a label to that before it, which is returned.
@@ -115,7 +128,8 @@ void Run<Real>::descend(int64_t item, int64_t goal, bool best, Visit visit) {
       continue;
     }
     expand(cell, item);
-    each_read(cell, item, pick(best), true, [&](int64_t slot, int64_t at) {
+    if (noise && cell.g->kind == kKindOver) shake(cell, item);
+    each_read(cell, item, pick(best || noise), true, [&](int64_t slot, int64_t at) {
       if (slot) visit(slot, at);
       else waiting.push_back(at);
     });

@@ -489,8 +489,8 @@ void Run<Real>::direct_down(const Stage& g, At s, Span span, int64_t first, int6
 template <typename Real>
 void Run<Real>::start_kept(const Stage& g, Kept& own) {
   const int64_t depth = depth_of(g), padded = panels_of(g.labels, width<Real>()) * width<Real>(), most = most_kept(g);
-  own.before.resize(depth * most), own.after.resize(padded * most, Real(0));
-  own.sums.resize(sets(g) * depth * padded, Real(0)), own.turned.resize(kRows * most);
+  own.before.resize(sets(g) * depth * most), own.after.resize(sets(g) * padded * most, Real(0));
+  own.sums.resize(sets(g) * depth * padded, Real(0)), own.turned.resize(kRows * most), own.counts.resize(sets(g), 0);
 }
 
 // Keeps a row before a product and the gradient after it: their outer product is the gradient of the
@@ -499,34 +499,37 @@ template <typename Real>
 void Run<Real>::keep_products(const Stage& g, int64_t item, const Real* before, const Real* after, int64_t more) {
   Kept& own = kept[&g - stages + more];
   const int64_t depth = depth_of(g), wide = width<Real>(), panels = panels_of(g.labels, wide), most = most_kept(g);
-  if (own.count == most || (own.count && g.table_item && own.item != item)) multiply_kept(g, more);
   if (own.before.empty()) start_kept(g, own);
-  own.item = item;
-  std::memcpy(own.before.data() + own.count * depth, before, depth * sizeof(Real));
+  const int64_t set = g.table_item ? item : 0;
+  if (own.counts[set] == most) multiply_kept(g, more, set);
+  const int64_t at = own.counts[set]++;
+  std::memcpy(own.before.data() + (set * most + at) * depth, before, depth * sizeof(Real));
   for (int64_t p = 0; p < panels; ++p)
-    std::memcpy(own.after.data() + (p * most + own.count) * wide, after + p * wide,
+    std::memcpy(own.after.data() + ((set * panels + p) * most + at) * wide, after + p * wide,
                 std::min(wide, g.labels - p * wide) * sizeof(Real));
-  ++own.count;
 }
 
-// Multiplies the rows that are kept, and adds the product to the gradient of the scaled matrix.
+// Multiplies the rows that are kept of a set, and adds the product to the gradient of the scaled matrix.
 template <typename Real>
-void Run<Real>::multiply_kept(const Stage& g, int64_t more) {
+void Run<Real>::multiply_kept(const Stage& g, int64_t more, int64_t set) {
   Kept& own = kept[&g - stages + more];
   const int64_t depth = depth_of(g), wide = width<Real>(), panels = panels_of(g.labels, wide), most = most_kept(g);
+  const int64_t count = own.counts[set];
+  if (!count) return;
   alignas(64) Real part[kRows * width<Real>()];
-  Real* sums = own.sums.data() + (g.table_item ? own.item : 0) * depth * panels * wide;
+  const Real *before = own.before.data() + set * most * depth, *after = own.after.data() + set * panels * most * wide;
+  Real* sums = own.sums.data() + set * depth * panels * wide;
   for (int64_t k = 0; k < depth; k += kRows) {
     const int64_t some = std::min(kRows, depth - k);
-    for (int64_t r = 0; r < own.count; ++r)
-      for (int64_t j = 0; j < some; ++j) own.turned[j * most + r] = own.before[r * depth + k + j];
+    for (int64_t r = 0; r < count; ++r)
+      for (int64_t j = 0; j < some; ++j) own.turned[j * most + r] = before[r * depth + k + j];
     for (int64_t p = 0; p < panels; ++p) {
-      multiply<Real>(some, own.turned.data(), most, own.after.data() + p * most * wide, own.count, part, wide);
+      multiply<Real>(some, own.turned.data(), most, after + p * most * wide, count, part, wide);
       Real* to = sums + (p * depth + k) * wide;
       for (int64_t j = 0; j < some * wide; ++j) to[j] += part[j];
     }
   }
-  own.count = 0;
+  own.counts[set] = 0;
 }
 
 // Turns the gradient of a scaled matrix into that of its logs, at the end of the pass.
@@ -534,14 +537,14 @@ template <typename Real>
 void Run<Real>::write_matrix_gradient(const Stage& g) {
   Kept& own = kept[&g - stages];
   if (!g.fixed || g.slot < 0 || !grads[g.slot] || own.before.empty()) return;
-  if (own.count) multiply_kept(g, 0);
+  finish_kept(g, 0);
   const int64_t depth = depth_of(g), wide = width<Real>(), n = g.labels;
   for (int64_t item = 0; item < sets(g); ++item) {
     const Table<Real> t = table(g, item);
     const Real* sums = own.sums.data() + item * depth * panels_of(n, wide) * wide;
     Real* to = grads[g.slot] + g.table.c + item * g.table_item;
-    for (int64_t j = 0; j < n; ++j)
-      for (int64_t k = 0; k < depth; ++k) {
+    for (int64_t k = 0; k < depth; ++k)
+      for (int64_t j = 0; j < n; ++j) {
         const int64_t at = (j / wide * depth + k) * wide + j % wide;
         to[row_of(g, k) + column_of(g, j)] += t.ahead[at] * sums[at];
       }

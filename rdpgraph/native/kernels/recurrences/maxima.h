@@ -7,6 +7,7 @@
 #pragma once
 
 #include "means.h"
+#include "series.h"
 
 namespace {
 
@@ -44,33 +45,35 @@ void Run<Real>::sum_maxima(const Stage& g, At s) {
   }
 }
 
-// The losses of terms x_k + W_kj, given those of the columns j: visits those of each row k, and writes the best
+// The losses of terms x_k + W_kj, given those of the columns j: visits `all_of` each row k, if asked, and writes the best
 // of it into `to`. Rows of W are `hop` apart.
 template <typename Real>
 template <typename Visit>
 void Run<Real>::matrix_maxima(const Real* loss, const Real* rows, int64_t depth, const Real* matrix, int64_t hop,
-                              int64_t n, Visit visit, Real* to) {
+                              int64_t n, bool all_of, Visit visit, Real* to) {
   // Vectors of losses and of the largest term of each column, padded to whole registers.
   const int64_t padded = panels_of(n, lanes<Real>()) * lanes<Real>();
   totals.assign(padded, kNever<Real>), moved.resize(padded), h.assign(padded, kNever<Real>);
   std::memcpy(h.data(), loss, n * sizeof(Real));
-  for (int64_t k = 0; k < depth; ++k)
-    by_lanes<Real>(n, [&](int64_t j, auto left) {
-      const Lane<Real> one = load(matrix + k * hop + j, left) + rows[k], most = load(totals.data() + j, lanes<Real>());
-      store(totals.data() + j, one > most ? one : most, lanes<Real>());
-    });
-  for (int64_t j = 0; j < n; ++j) totals[j] = finite(totals[j]);
+  by_lanes<Real>(n, [&](int64_t j, auto left) {
+    Lane<Real> most = all(kNever<Real>);
+    for (int64_t k = 0; k < depth; ++k) {
+      const Lane<Real> one = load(matrix + k * hop + j, left) + rows[k];
+      most = one > most ? one : most;
+    }
+    store(totals.data() + j, most, lanes<Real>());
+  });
+  for (Real& one : totals) one = finite(one);
   for (int64_t k = 0; k < depth; ++k) {
     Lane<Real> best = all(kNever<Real>);
     by_lanes<Real>(n, [&](int64_t j, auto left) {
       const Lane<Real> term = (load(matrix + k * hop + j, left) + rows[k]) - load(totals.data() + j, lanes<Real>());
       const Lane<Real> one = load(h.data() + j, lanes<Real>()) + term;
       best = one > best ? one : best;
-      store(moved.data() + j, one, lanes<Real>());
+      if (all_of) store(moved.data() + j, one, lanes<Real>());
     });
-    to[k] = kNever<Real>;
-    for (int64_t j = 0; j < lanes<Real>(); ++j) to[k] = std::max(to[k], best[j]);
-    visit(k, moved.data());
+    to[k] = largest_of<Real>(best);
+    if (all_of) visit(k, moved.data());
   }
 }
 
@@ -100,8 +103,7 @@ void Run<Real>::link_maxima(const Stage& g, At s) {
     const int64_t depth = each * splits.size();
     turned.resize(depth);
     Real* own = losses[g.slot];
-    matrix_maxima(loss, x.data(), depth, matrix, hop, n, [&](int64_t k, const Real* of_row) {
-      if (!own) return;
+    matrix_maxima(loss, x.data(), depth, matrix, hop, n, own, [&](int64_t k, const Real* of_row) {
       if (!is_gathered(g)) return raise(own + start + k * g.row, of_row, 1, n);
       for (int64_t j = 0; j < n; ++j) raise(own + rows_at[k] + columns_at[k / each * n + j], of_row + j, 1, 1);
     }, turned.data());
@@ -133,8 +135,8 @@ void Run<Real>::pair_maxima(const Stage& g, At s, Row& one, const Real* loss) {
   for (int64_t k = 0; k < b * c; ++k)
     for (int64_t j = 0; j < n; ++j) gathered[k * n + j] = matrix[row_of(g, k) + column_of(g, j)];
   Real* own = losses[g.slot];
-  matrix_maxima(loss, pairs.data(), b * c, gathered.data(), n, n, [&](int64_t k, const Real* of_row) {
-    for (int64_t j = 0; own && j < n; ++j) raise(own + g.table.c + row_of(g, k) + column_of(g, j), of_row + j, 1, 1);
+  matrix_maxima(loss, pairs.data(), b * c, gathered.data(), n, n, own, [&](int64_t k, const Real* of_row) {
+    for (int64_t j = 0; j < n; ++j) raise(own + g.table.c + row_of(g, k) + column_of(g, j), of_row + j, 1, 1);
   }, turned.data());
   for (int64_t k = 0; k < b * c; ++k) pairs[k] = finite(pairs[k]);
   const int64_t many = splits.size();

@@ -412,13 +412,19 @@ template <typename Real> struct Run {
   template <bool best> void direct_up(const Stage& g, At s, Span span, int64_t from, int64_t until);
   void direct_down(const Stage& g, At s, Span span, int64_t from, int64_t until);
   // Rows before and after products, whose outer products are a table's gradient; by stage.
-  struct Kept { std::vector<Real> before, after, sums, turned; int64_t count = 0, item = 0; };
+  // Each set of items that share a matrix has its own, `counts` of them.
+  struct Kept { std::vector<Real> before, after, sums, turned; std::vector<int64_t> counts; };
   std::vector<Kept> kept;
-  // How many rows are kept: those that stay in the cache.
-  int64_t most_kept(const Stage& g) const { return std::max<int64_t>(32, std::min(kKept, (1 << 17) / depth_of(g))); }
+  // How many rows are kept of a set: those that stay in the cache.
+  int64_t most_kept(const Stage& g) const {
+    return g.table_item ? 32 : std::max<int64_t>(32, std::min(kKept, (1 << 17) / depth_of(g)));
+  }
   void start_kept(const Stage& g, Kept& own);
   void keep_products(const Stage& g, int64_t item, const Real* before, const Real* after, int64_t more);
-  void multiply_kept(const Stage& g, int64_t more);
+  void multiply_kept(const Stage& g, int64_t more, int64_t set);
+  void finish_kept(const Stage& g, int64_t more) {
+    for (size_t set = 0; set < kept[&g - stages + more].counts.size(); ++set) multiply_kept(g, more, set);
+  }
   void write_matrix_gradient(const Stage& g);
   void link_down(const Stage& g, At s, int64_t from, int64_t until);
   void pair_down(const Stage& g, At s, Row& one, const Real* turned);
@@ -519,7 +525,7 @@ template <typename Real> struct Run {
   void sum_maxima(const Stage& g, At s);
   template <typename Visit>
   void matrix_maxima(const Real* loss, const Real* rows, int64_t depth, const Real* matrix, int64_t hop, int64_t n,
-                     Visit visit, Real* to);
+                     bool all_of, Visit visit, Real* to);
   void link_maxima(const Stage& g, At s);
   void pair_maxima(const Stage& g, At s, Row& one, const Real* loss);
   void over_maxima(const Stage& g, At s);
@@ -535,6 +541,13 @@ template <typename Real> struct Run {
 
   // ---- one derivation (descend.h) ----
 
+  // Of a draw that is a maximum with noise: numbers to be added to the entries of the input `noisy` where labels are
+  // chosen, by their places in an item; null: none.
+  const Real* noise = nullptr;
+  int64_t noisy = 0;
+  void shake(const Series& one, int64_t step);
+  void shake(const Cell& cell, int64_t item);
+
   uint64_t state = 0;
   uint64_t bits();
   double uniform() { return double(bits() >> 11) * 0x1p-53; }
@@ -543,6 +556,7 @@ template <typename Real> struct Run {
   int64_t pick(bool best);
   int64_t choose(Real sum);
   void prepare_descend(bool best);
+  void line_of_series(const Series& one, int64_t item, int64_t step, int64_t v);
   int64_t label_before(const Series& one, int64_t item, int64_t step, int64_t v, bool best);
   template <typename Visit> int64_t descend_series(const Series& one, int64_t item, int64_t step, int64_t v, bool best, Visit visit);
   template <typename Visit> void descend(int64_t item, int64_t goal, bool best, Visit visit);

@@ -275,8 +275,7 @@ void Run<Real>::write_matrix_second(const Stage& g) {
   Kept& own = kept[&g - stages];
   if (!g.fixed || g.slot < 0 || !seconds[g.slot] || own.before.empty()) return;
   Kept& plain = kept[&g - stages + whole.stages];
-  if (own.count) multiply_kept(g, 0);
-  if (plain.count) multiply_kept(g, whole.stages);
+  finish_kept(g, 0), finish_kept(g, whole.stages);
   const int64_t depth = depth_of(g), wide = width<Real>(), n = g.labels, size = depth * panels_of(n, wide) * wide;
   for (int64_t item = 0; item < sets(g); ++item) {
     const Table<Real> t = table(g, item);

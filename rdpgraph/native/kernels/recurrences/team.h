@@ -163,9 +163,11 @@ template <typename Real> struct Team {
   }
 
   // Derivations of one goal, whose cells are given; every one has a stream of random numbers of its own. Calls
-  // `visit` with the run, the draw, the item, and the slot and the place of all that they read.
+  // `visit` with the run, the draw, the item, and the slot and the place of all that they read. With noise, so many
+  // numbers for each draw and item, draws are maxima.
   template <typename Visit>
-  void descend(Real* const* data, const int64_t* cells, int64_t draws, bool best, uint64_t seed, Visit visit) {
+  void descend(Real* const* data, const int64_t* cells, int64_t draws, bool best, uint64_t seed, Visit visit,
+               const Real* noise = nullptr, int64_t noisy = 0, int64_t numbers = 0) {
     take(data);
     runs[0]->prepare_descend(best);
     each_run([&](Run<Real>& run, int64_t k) {
@@ -174,6 +176,7 @@ template <typename Real> struct Team {
         const int64_t of_all = first_of(k) + item;
         for (int64_t draw = 0; cells[of_all] >= 0 && draw < draws; ++draw) {
           run.seed(seed + uint64_t(of_all) * draws + draw);
+          run.noise = noise ? noise + (draw * batch + of_all) * numbers : nullptr, run.noisy = noisy;
           run.descend(item, cells[of_all], best, [&](int64_t slot, int64_t at) { visit(k, draw, of_all, slot, at); });
         }
       }
@@ -189,18 +192,20 @@ template <typename Real> struct Team {
   }
   // Writes the last index of the entries that they use of one input, by draw, item and the place of others.
   void states(Real* const* data, const int64_t* cells, int64_t draws, bool best, uint64_t seed, int64_t input,
-              int64_t width, int64_t places, int64_t* to) {
+              int64_t width, int64_t places, const Real* noise, int64_t* to) {
     descend(data, cells, draws, best, seed, [&](int64_t, int64_t draw, int64_t item, int64_t slot, int64_t at) {
       if (slot == input) to[(draw * batch + item) * places + at / width] = at % width;
-    });
+    }, noise, input, places * width);
   }
 
   // The best derivations of all goals together, whose cells are given, (goals, batch), below 0 where there is
   // nothing to read; `counts` says whether an item has any, and gets how many were found.
-  int64_t k_best(Real* const* data, const int64_t* cells, int64_t goals, int64_t most, int64_t* counts) {
+  template <typename Visit>
+  void k_best(Real* const* data, const int64_t* cells, int64_t goals, int64_t most, int64_t* counts, Visit visit) {
     take(data);
-    reads.assign(runs.size(), {});
+    runs[0]->prepare_descend(true);
     each_run([&](Run<Real>& run, int64_t k) {
+      if (k) run.prepare_descend(true);
       for (int64_t item = 0; item < run.batch; ++item) {
         const int64_t of_all = first_of(k) + item;
         if (!counts[of_all]) continue;
@@ -210,11 +215,25 @@ template <typename Real> struct Team {
         Lists<Real> lists(run, item, most, own);
         int64_t rank = 0;
         for (; rank < most && lists.find(0, rank); ++rank)
-          lists.use(rank, [&](int64_t slot, int64_t at) { put(k, rank, of_all, slot, at); });
+          lists.use(rank, [&](int64_t slot, int64_t at) { visit(k, rank, of_all, slot, at); });
         counts[of_all] = rank;
       }
     });
+  }
+  // Notes all that they read.
+  int64_t k_best(Real* const* data, const int64_t* cells, int64_t goals, int64_t most, int64_t* counts) {
+    reads.assign(runs.size(), {});
+    k_best(data, cells, goals, most, counts, [&](int64_t k, int64_t rank, int64_t item, int64_t slot, int64_t at) {
+      put(k, rank, item, slot, at);
+    });
     return count_reads();
+  }
+  // Writes the states of one input's sites, as `states` does, with ranks in place of draws.
+  void k_best_states(Real* const* data, const int64_t* cells, int64_t goals, int64_t most, int64_t* counts,
+                     int64_t input, int64_t width, int64_t places, int64_t* to) {
+    k_best(data, cells, goals, most, counts, [&](int64_t, int64_t rank, int64_t item, int64_t slot, int64_t at) {
+      if (slot == input) to[(rank * batch + item) * places + at / width] = at % width;
+    });
   }
 };
 
