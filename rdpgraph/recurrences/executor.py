@@ -187,9 +187,12 @@ class Plan:
         # Of an item without the cell any number is read, and left out.
         cells = np.where(inside, item * records.size + (records.at[goal.array] + cell), 0)
         rows = np.where(inside, item * records.levels + (records.level[goal.array] + row), 0)
-        numbers = (cells, rows, np.where(inside, step, -1), inside, before)
-        plain = bool((inside & ~before).all())
-        return Goal(*map(torch.from_numpy, numbers), plain, records.size)
+        steps, plain = np.where(inside, step, -1), bool((inside & ~before).all())
+        tensor = torch.from_numpy
+        return Goal(
+            tensor(cells), tensor(rows), tensor(steps), tensor(inside), tensor(before), plain,
+            records.size,
+        )  # fmt: skip
 
 
 def _seed(generator: torch.Generator | None) -> int:
