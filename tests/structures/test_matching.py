@@ -403,3 +403,43 @@ def test_a_sparse_matrix_of_many_records_is_answered_by_components():
         model.score(model.mode())
         >= model.score(model.sample(1, torch.Generator().manual_seed(0)))[0]
     )
+
+
+@pytest.mark.parametrize("every_row", [False, torch.tensor([True, False])])
+def test_divergences_are_sums_over_matchings(every_row):
+    odds = draw(2, 2, 3)
+    odds[0, 1, 0] = -math.inf
+    other = draw(2, 2, 3, seed=1)
+    other[1, 0, 2] = -math.inf  # which the second item allows here
+    one, two = (rg.Matching(given, every_row=every_row) for given in (odds, other))
+    states = torch.cartesian_prod(*[torch.arange(2)] * 6).reshape(-1, 2, 3)
+    states = states.unsqueeze(1).expand(-1, 2, -1, -1)
+    log_p, log_q = one.log_prob(states), two.log_prob(states)
+    terms = torch.where(log_p > -math.inf, log_p.exp() * (log_p - log_q), 0.0)
+    found = one.kl_divergence(two)
+    torch.testing.assert_close(found, terms.sum(0))
+    assert found[1] == math.inf
+    crossed = torch.where(log_p > -math.inf, log_p.exp() * -log_q, 0.0).sum(0)
+    torch.testing.assert_close(one.cross_entropy(two), crossed)
+    torch.testing.assert_close(one.kl_divergence(one), torch.zeros(2).double())
+    with pytest.raises(rg.errors.ModelError, match="another of its pairs"):
+        one.kl_divergence(rg.Matching(other, every_column=True))
+    with pytest.raises(rg.errors.ModelError, match="got str"):
+        one.cross_entropy("this")
+
+
+def test_relaxed_matchings_become_the_best_of_noisy_ones():
+    odds = draw(3, 4).requires_grad_()
+    model = rg.Matching(odds)
+    generator = torch.Generator().manual_seed(0)
+    relaxed = model.rsample(5, temperature=0.5, generator=generator)
+    torch.testing.assert_close(relaxed.sum(-1), torch.ones(5, 3, 4).double())
+    assert bool((relaxed[..., 1].sum(-1) < 1 + 1e-9).all())
+    assert bool((relaxed[..., 1].sum(-2) < 1 + 1e-9).all())
+    (slope,) = torch.autograd.grad((relaxed * draw(5, 3, 4, 2)).sum(), odds)
+    assert bool(slope.isfinite().all())
+    assert float(slope.abs().max()) > 0
+    cold = model.rsample(5, temperature=1e-3, generator=generator.manual_seed(0))
+    hard = cold[..., 1].round().long()
+    assert float((cold[..., 1] - hard).abs().max()) < 1e-6
+    assert bool((model.score(hard) > -math.inf).all())

@@ -33,6 +33,7 @@ from rdpgraph.structures.draws import (
     checked_count,
     drawn,
     largest,
+    perturbed,
     require_generator,
 )
 from rdpgraph.structures.matching.assignment import NONE, Problem, k_best, merged
@@ -220,6 +221,54 @@ class Matching(Structure):
     def entropy(self) -> Tensor:
         """(*batch,) of matchings, nats: log Z less the expected score."""
         return expectations.entropy(self)
+
+    @by_autograd
+    def cross_entropy(self, other: "Matching") -> Tensor:
+        """(*batch,) the mean under these matchings of minus the other's log-probability, nats.
+
+        +inf, without gradient, where the other forbids a matching that is possible here; 0 where
+        none is.
+
+        Raises:
+            ModelError: the other has other pairs, or other rows and columns that must be matched.
+            BudgetError: as for `log_partition`.
+        """
+        given: Any = other
+        alike = isinstance(given, Matching) and given.unary.shape == self.unary.shape
+        ours, theirs = self.pairs, given.pairs if alike else None
+        if not alike or not all(
+            np.array_equal(getattr(ours, name), getattr(theirs, name))
+            for name in ("ends", "required")
+        ):
+            shown = type(given).__name__
+            shown += f" of {tuple(given.unary.shape)}" if isinstance(given, Matching) else ""
+            raise ModelError(
+                "A Matching can be compared only with another of its pairs and of the same rows "
+                f"and columns that must be matched, unary {tuple(self.unary.shape)}; got {shown}."
+            )
+        return expectations.cross_entropy(self, other)
+
+    @by_autograd
+    def kl_divergence(self, other: "Matching") -> Tensor:
+        """(*batch,) the divergence of the other from this: `cross_entropy` less `entropy`."""
+        return self.cross_entropy(other) - self.entropy()
+
+    def rsample(
+        self, count: int, *, temperature: float, generator: torch.Generator | None = None
+    ) -> Tensor:
+        """(count, *batch, *sites, 2) relaxed matchings, differentiable: a stochastic softmax.
+
+        Marginals at a temperature of the model with Gumbel noise on both states of every pair
+        (Paulus et al. 2020, arXiv:2006.08063): the weights of a row's pairs sum to one at most. As
+        the temperature falls to 0 they become the best matching of the noisy model, which is not
+        an exact draw.
+
+        Raises:
+            ModelError: a temperature that is not above 0.
+            BudgetError: as for `log_partition`.
+        """
+        noisy = perturbed(self.unary, count, temperature, generator) / temperature
+        return self.with_unary(noisy).marginals()
 
     @torch.no_grad()
     def max_marginals(self) -> Tensor:
