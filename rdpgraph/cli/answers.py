@@ -22,6 +22,7 @@ from rdpgraph.errors import BudgetError, ImpossibleEvidenceError, ModelError, pr
 from rdpgraph.estimate.restriction import RestrictedSolution
 from rdpgraph.io.evidence import format_map, format_mar, format_mmap, format_pr
 from rdpgraph.model.domain import Entry
+from rdpgraph.model.evidence import MISSING
 from rdpgraph.model.graph import FactorGraph
 from rdpgraph.model.variable import State
 from rdpgraph.plan.clock import now
@@ -524,6 +525,52 @@ def print_report(style: ParseFormat, graph: FactorGraph, target: Path, **more: A
     if style is ParseFormat.JSON:
         sizes = {"variables": graph.num_variables, "factors": graph.num_factors}
         typer.echo(as_json({"output": str(target), **sizes, **more}))
+
+
+def print_ranking(
+    posterior: Posterior, target: str, tests: Sequence[str], style: ParseFormat
+) -> None:
+    """Print how much each test is expected to tell about a variable, the most first.
+
+    Raises:
+        ImpossibleEvidenceError: the evidence has probability zero.
+        ModelError: rows of evidence, an unknown variable, or one that is observed.
+    """
+    graph = posterior.graph
+    if graph.batch_shape:
+        raise ModelError(
+            f"Tests are ranked given one row of evidence; got {math.prod(graph.batch_shape)} rows. "
+            "Give a file of one row, or --set."
+        )
+    seen = set[str]()
+    if graph.observed is not None:
+        numbers = (graph.observed != MISSING).nonzero().flatten().tolist()
+        seen = {graph.domain.variable(number).name for number in numbers}
+    for name in (target, *tests):
+        variable = graph.domain.variable(graph.domain.number(name)).name
+        if variable in seen:
+            raise ModelError(f"{name!r} is observed, and nothing tells more; rank what is not.")
+    if bool((posterior.log_partition == -math.inf).any()):
+        raise ImpossibleEvidenceError(f"{_why_nothing(posterior)}; check it.")
+    ranked = posterior.information_about(target).ranked()
+    entropy = dict(ranked)[target]
+    chosen = {*(tests or (name for name, _ in ranked))} - seen - {target}
+    found = {name: nats for name, nats in ranked if name in chosen}
+    status = posterior.status_of("information_about")
+    if style is ParseFormat.JSON:
+        typer.echo(as_json({
+            "variable": target, "entropy": entropy, "exact": status.exact,
+            "information": found, "remedy": in_options(status.remedy),
+        }))  # fmt: skip
+        return
+    console = plain(soft_wrap=True)
+    console.print(f"{printable(target)} has an entropy of {entropy:.4f} nats; expected to tell:")
+    width = max((len(printable(name)) for name in found), default=0)
+    for name, nats in found.items():
+        share = nats / entropy if entropy > 0 else 0.0
+        console.print(f"{printable(name):<{width}}  {nats:.4f}  {share:.1%}")
+    if not status.exact:
+        console.print(in_options(f"NOT exact: {status.remedy or 'marginals are approximate'}"))
 
 
 def _finite(value: Any) -> Any:

@@ -1,4 +1,4 @@
-"""The commands: infer, explain, convert, draw, parse; fit and sample.
+"""The commands: infer, rank, explain, convert, draw, parse; fit and sample.
 
 Commands import what they need, so that help does not wait for torch.
 """
@@ -308,6 +308,50 @@ def explain_command(
         plan = explain(graph, scheduler=Auto(memory_bytes, allowance.left()))
     figures = plan.figures() | {"remedy": in_options(plan.remedy)}
     typer.echo(in_options(str(plan)) if style is ParseFormat.TEXT else as_json(figures))
+
+
+@app.command("rank")
+def rank_command(
+    model: Model,
+    target: Annotated[
+        str, typer.Argument(metavar="NAME", help="The variable that you want to know.")
+    ],
+    evidence: Evidence = None,
+    settings: Settings = None,
+    do: Do = None,
+    soft: Soft = None,
+    query: Annotated[
+        list[str] | None,
+        typer.Option(metavar="NAME", help="Rank only this test; repeatable."),
+    ] = None,
+    memory_bytes: Memory = None,
+    time_seconds: Time = "60s",  # pyright: ignore[reportArgumentType]
+    limit: Limit = None,
+    encoding: Encoding = None,
+    style: Style = ParseFormat.TEXT,
+    _json: Json = None,
+) -> None:
+    """Rank tests: how much each other variable is expected to tell about one, in nats.
+
+    That is their mutual information given the evidence; variables that are observed are left out.
+    """
+    from rdpgraph._core.progress_line import show_progress
+    from rdpgraph.cli.answers import print_ranking
+    from rdpgraph.cli.loading import Given, load
+    from rdpgraph.cli.solving import ending, posterior_of
+    from rdpgraph.plan.clock import Allowance
+    from rdpgraph.schedulers import Auto
+
+    with show_progress("solving", time_seconds), ending(time_seconds):
+        allowance, given = Allowance(time_seconds), Given(settings, do, soft)
+        with allowance.spending():
+            reading: Any = {
+                "limit": limit, "wait": time_seconds, "memory": memory_bytes,
+                "encoding": encoding,
+            }  # fmt: skip
+            graph = load(model, evidence, given, **reading)
+        posterior = posterior_of(graph, Auto(memory_bytes, allowance.left()))
+        print_ranking(posterior, target, list(query or ()), style)
 
 
 @app.command()

@@ -484,6 +484,34 @@ def test_states_that_are_named_by_numbers(run, tmp_path):
 
 
 @pytest.mark.long
+def test_tests_are_ranked_as_by_the_library(run, tmp_path):
+    code, out, _ = run("rank", ASIA, "lung", "--set", "dysp=yes", "--json")
+    assert code == 0
+    told, about = json.loads(out), posterior(dysp="yes").information_about("lung")
+    expected = [(name, nats) for name, nats in about.ranked() if name not in ("lung", "dysp")]
+    assert list(told["information"]) == [name for name, _ in expected]
+    assert list(told["information"].values()) == pytest.approx([nats for _, nats in expected])
+    assert told["exact"]
+    assert told["entropy"] == pytest.approx(float(about["lung"]))
+    code, out, _ = run("rank", ASIA, "lung", "--query", "xray", "--query", "smoke")
+    assert code == 0
+    assert [line.split()[0] for line in out.splitlines()] == ["lung", "xray", "smoke"]
+    rows = tmp_path / "rows.csv"
+    rows.write_text("dysp\nyes\nno\n")
+    for wrong, message in (
+        (("lung", "--set", "lung=yes"), "'lung' is observed"),
+        (("lung", "--query", "dysp", "--set", "dysp=yes"), "'dysp' is observed"),
+        (("snow",), "'snow' is not in this graph"),
+        (("lung", "--query", "snow"), "'snow' is not in this graph"),
+        (("lung", "--evidence", rows), "got 2 rows"),
+        (("lung", "--set", "either=no", "--set", "tub=yes"), "probability zero"),
+    ):
+        code, out, err = run("rank", ASIA, *wrong)
+        assert (code, out) == (1, "")
+        assert message in err
+        assert err.count("\n") == 1
+
+
 def test_explain_convert_draw(run, tmp_path):
     code, out, _ = run("explain", ASIA)
     assert code == 0
