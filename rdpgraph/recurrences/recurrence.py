@@ -337,12 +337,18 @@ class Bound:
         return dict(zip(full, gradients, strict=True))
 
     @torch.no_grad()
-    def max_marginals(self) -> dict[str, Tensor]:
+    def max_marginals(self, only: str | None = None) -> dict[str, Tensor]:
         """The best score in nats of a derivation that uses each entry of each input of logs.
 
         (*batch, *dims) each; -inf where no derivation that is possible does.
+
+        Args:
+            only: the name of the input that is asked for; None: all.
         """
-        return self._by_name(executor.best_with(self._run_up(best=True)), 0)
+        names = [array.name for array in self.program.inputs]
+        number = None if only is None else names.index(only)
+        found = self._by_name(executor.best_with(self._run_up(best=True), number), 0)
+        return found if only is None else {only: found[only]}
 
     @by_autograd
     def entropy(self) -> Tensor:

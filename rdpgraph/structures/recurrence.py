@@ -355,7 +355,7 @@ class Recurrence(Structure):
         """
         if not self._has_sites:
             return self.unary
-        return self._bind(double=True).max_marginals()[UNARY].to(self.unary)
+        return self._bind(double=True).max_marginals(UNARY)[UNARY].to(self.unary)
 
     def mode(self) -> Tensor:
         """(*batch, *sites) the states of one best derivation, -1 at unused sites.
@@ -484,7 +484,7 @@ class Recurrence(Structure):
             return None
         # Whatever the potentials, so that those of one item are as good as those of all.
         blank = self.unary.new_zeros(self.unary.shape[len(self.batch_shape) :])
-        best = self._bind({UNARY: blank}, double=True).max_marginals()[UNARY]
+        best = self._bind({UNARY: blank}, double=True).max_marginals(UNARY)[UNARY]
         unary = torch.where(best > -math.inf, self.unary, -math.inf)
         return Sites(unary, restrict=self.restrict, means=self._means)
 

@@ -66,3 +66,22 @@ def test_rules_of_states_that_nothing_has_do_not_matter(preterminals, high):
         for dtype in (torch.float32, torch.float64)
     ]
     compare(*pair)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_rules_lead_where_their_parts_are_faint(dtype):
+    """Words in state 0 have a weight of exp(-500), and a rule that joins two of them exp(1500)."""
+    unary = torch.zeros(3, 3, 2, dtype=dtype)
+    unary[range(3), range(3), 0] = -500.0
+    rules = torch.zeros(2, 2, 2, dtype=dtype)
+    rules[:, 0, 0] = 1500.0
+    model = Hypertree(unary, DenseRules(rules))
+    drawn = model.sample(20, torch.Generator().manual_seed(0))
+    for states in (model.mode(), *drawn):  # the inner span is in state 0, too
+        assert not states[range(3), range(3)].any()
+        assert states[0, 1] + states[1, 2] == -1
+    best = model.by_input().max_marginals("unary")
+    assert [*best] == ["unary"]
+    every = model.by_input().max_marginals()
+    assert torch.equal(best["unary"], every["unary"])
+    torch.testing.assert_close(best["unary"].amax(), model.score(model.mode()))

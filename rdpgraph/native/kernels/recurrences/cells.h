@@ -86,11 +86,11 @@ void Run<Real>::expand(const Cell& cell, int64_t item) {
   const Real* matrix = data[g.slot] + item * g.table_item + g.table.c;
   if (g.kind == kKindPair) {
     // All pairs of labels of all splits, times the column of the label.
-    tops.clear();
-    each_term(g, cell.s, Row{item, cell.p, 0, 0}, matrix, cell.v,
-              [&](const Split&, int64_t, double log) { tops.push_back(log), base = std::max(base, log); });
-    line.resize(tops.size());
-    for (size_t k = 0; k < tops.size(); ++k) line[k] = Real(tops[k] - base);
+    find_rows(g, item, cell.s, cell.p);
+    line = x, columns.resize(depth);
+    for (int64_t k = 0; k < depth; ++k) columns[k] = matrix[row_of(g, k) + column_of(g, cell.v)];
+    for (size_t r = 0; r < splits.size(); ++r)
+      for (int64_t k = 0; k < depth; ++k) line[r * depth + k] += columns[k];
     return;
   }
   line.resize(depth);

@@ -114,6 +114,41 @@ int64_t Run<Real>::descend_series(const Series& one, int64_t item, int64_t step,
   return v;
 }
 
+// The number of a term of a pair's cell, as `pick` of all of its terms: first the labels of both parts, by the sums
+// over splits, then the split. Below 0: sums have lost terms to underflow that may count.
+template <typename Real>
+template <bool best>
+int64_t Run<Real>::choose_pair(const Cell& cell, int64_t item) {
+  const Stage& g = *cell.g;
+  const int64_t b = g.depth, c = g.depth2, wide = width<Real>();
+  const Real* matrix = data[g.slot] + item * g.table_item + g.table.c + column_of(g, cell.v);
+  Row one{item, cell.p, 0, 0};
+  pairs.resize(std::max<int64_t>(pairs.size(), b * c)), line.resize(b * c);
+  if (!pair<best>(g, cell.s, one, pairs.data())) return -1;
+  const int64_t many = splits.size();
+  const Real least = faint<Real>(many);
+  Real lost = kNever<Real>;
+  for (int64_t i = 0; i < b; ++i)
+    for (int64_t j = 0; j < c; ++j) {
+      const Real column = matrix[i * g.row + j * g.row2];
+      line[i * c + j] = column;
+      if (!best && !(pairs[i * c + j] >= least)) lost = std::max(lost, column);
+    }
+  by_lanes<Real>(b * c, [&](int64_t k, auto left) {
+    const Lane<Real> sum = load(pairs.data() + k, left);
+    store(line.data() + k, load(line.data() + k, left) + (best ? sum : log_of<Real>(sum)), left);
+  });
+  const Real top = largest(line.data(), b * c);
+  if (!(top > kNever<Real>) || lost + std::log(least) > top + std::log(std::numeric_limits<Real>::epsilon())) return -1;
+  const int64_t k = pick(best), i = k / c, j = k % c;
+  line.resize(many);
+  for (int64_t r = 0; r < many; ++r) {
+    const Real left = y[r * b + i], right = z[(j / wide * many + r) * wide + j % wide];
+    line[r] = best ? left + right : std::log(left * right);
+  }
+  return pick(best) * b * c + k;
+}
+
 // Calls for each input that one derivation reads, with its slot and place in the item.
 template <typename Real>
 template <typename Visit>
@@ -127,9 +162,14 @@ void Run<Real>::descend(int64_t item, int64_t goal, bool best, Visit visit) {
       waiting.push_back(value(cell.g->out, At{one->first - 1}, 0, 0) + v);
       continue;
     }
-    expand(cell, item);
-    if (noise && cell.g->kind == kKindOver) shake(cell, item);
-    each_read(cell, item, pick(best || noise), true, [&](int64_t slot, int64_t at) {
+    const bool is_pair = cell.g->kind == kKindPair && cell.g->fixed && !noise;
+    int64_t term = !is_pair ? -1 : best ? choose_pair<true>(cell, item) : choose_pair<false>(cell, item);
+    if (term < 0) {
+      expand(cell, item);
+      if (noise && cell.g->kind == kKindOver) shake(cell, item);
+      term = pick(best || noise);
+    }
+    each_read(cell, item, term, true, [&](int64_t slot, int64_t at) {
       if (slot) visit(slot, at);
       else waiting.push_back(at);
     });

@@ -130,12 +130,17 @@ void Run<Real>::pair_maxima(const Stage& g, At s, Row& one, const Real* loss) {
   const int64_t b = g.depth, c = g.depth2, n = g.labels, wide = width<Real>();
   pairs.resize(std::max<int64_t>(pairs.size(), b * c));
   if (!pair<true>(g, s, one, pairs.data())) return;
-  const Real* matrix = data[g.slot] + g.table.c;
-  gathered.resize(b * c * n), turned.resize(b * c);
-  for (int64_t k = 0; k < b * c; ++k)
-    for (int64_t j = 0; j < n; ++j) gathered[k * n + j] = matrix[row_of(g, k) + column_of(g, j)];
+  // The matrix with the labels of the whole side by side, made once for all places.
+  std::vector<Real>& matrix = plain[&g - stages];
+  turned.resize(b * c);
+  if (matrix.empty()) {
+    const Real* from = data[g.slot] + g.table.c;
+    matrix.resize(b * c * n);
+    for (int64_t j = 0; j < n; ++j)
+      for (int64_t k = 0; k < b * c; ++k) matrix[k * n + j] = from[row_of(g, k) + column_of(g, j)];
+  }
   Real* own = losses[g.slot];
-  matrix_maxima(loss, pairs.data(), b * c, gathered.data(), n, n, own, [&](int64_t k, const Real* of_row) {
+  matrix_maxima(loss, pairs.data(), b * c, matrix.data(), n, n, own, [&](int64_t k, const Real* of_row) {
     for (int64_t j = 0; j < n; ++j) raise(own + g.table.c + row_of(g, k) + column_of(g, j), of_row + j, 1, 1);
   }, turned.data());
   for (int64_t k = 0; k < b * c; ++k) pairs[k] = finite(pairs[k]);

@@ -116,9 +116,12 @@ void Run<Real>::second() {
   for (int64_t k = 0; k < whole.stages; ++k) write_matrix_second(stages[k]);
 }
 
-// Losses of the best derivations that use a cell or an entry, of one item.
+// Losses of the best derivations that use a cell or an entry, of one item; `first`: of those that share matrices.
 template <typename Real>
-void Run<Real>::maxima() {
+void Run<Real>::maxima(bool first) {
+  plain.resize(whole.stages);
+  for (int64_t k = 0; k < whole.stages; ++k)
+    if (first || stages[k].table_item) plain[k].clear();
   each_stage(false, false, [&](const Stage& g, At s) {
     if (g.kind == kKindSum) sum_maxima(g, s);
     else if (g.kind == kKindOver) over_maxima(g, s);

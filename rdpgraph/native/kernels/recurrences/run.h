@@ -522,6 +522,7 @@ template <typename Real> struct Run {
     for (const Factor* f = factors + a.first; f < factors + a.first + a.count; ++f)
       if (losses[f->slot]) raise(losses[f->slot], line_of(*f, 0, s, p, r), from, depth);
   }
+  std::vector<std::vector<Real>> plain;  // the matrices of pairs, by stage
   void sum_maxima(const Stage& g, At s);
   template <typename Visit>
   void matrix_maxima(const Real* loss, const Real* rows, int64_t depth, const Real* matrix, int64_t hop, int64_t n,
@@ -554,6 +555,8 @@ template <typename Real> struct Run {
   // Begins a stream of random numbers; those of seeds that follow one another have nothing in common.
   void seed(uint64_t number) { state = number, state = bits(); }
   int64_t pick(bool best);
+  template <bool best> int64_t choose_pair(const Cell& cell, int64_t item);
+  std::vector<Real> columns;
   int64_t choose(Real sum);
   void prepare_descend(bool best);
   void line_of_series(const Series& one, int64_t item, int64_t step, int64_t v);
@@ -573,7 +576,7 @@ template <typename Real> struct Run {
   void along();
   void prepare_second();
   void second();
-  void maxima();
+  void maxima(bool first);
 };
 
 }  // namespace

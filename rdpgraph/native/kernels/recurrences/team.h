@@ -144,7 +144,7 @@ template <typename Real> struct Team {
     each_run([&](Run<Real>& run, int64_t k) {
       for (int64_t item = first_of(k); item < first_of(k + 1); ++item) {
         take(k, data, item, 1), move(other[k], losses, apart, item);
-        run.losses = other[k].data(), run.maxima();
+        run.losses = other[k].data(), run.maxima(item == first_of(k));
       }
     });
   }
