@@ -134,6 +134,7 @@ RUNS = {
     "lowrank": Tiny("", {"STEPS": 4, "RANK": 2, "WORDS": 4, "PARENT_RANK": 2}, cases),
     "masks": Tiny("", {"SIZES": ((4, 2),)}),
     "matching": Tiny("--rows 30", {"SQUARES": (4.0,), "TRACKS": 6}),
+    "pictures": Tiny("--side 12 --seconds 0.3"),
     "randomized": Tiny("", shrunk=settings),
     "randomized_grid": Tiny("--size 3 --states 20 --runs 1"),
     "reading": Tiny("--megabytes 0.004 --runs 1"),

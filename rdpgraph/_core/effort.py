@@ -90,7 +90,7 @@ MODE_START, SOFT_MODE_START, MARGINAL_START = 0.4, 0.05, 0.1
 hard zeros, are the better start; and the start for a marginal mode."""
 MODE_BOUNDS, AUTO_BOUNDS, BOUNDS_BYTES = 0.1, 0.05, 1e9
 """Parts for a bound on the scores of modes, by `Search` and by `Auto`; bytes for it, at most."""
-REWEIGHTED, REWEIGHTED_NEAR, NEAR_PROOF = 0.25, 0.75, 1e-3
+REWEIGHTED, REWEIGHTED_NEAR, NEAR_PROOF = 0.25, 0.75, 0.02
 """Parts of the time for a mode in which tree-reweighted messages pass, where a model is pairwise:
 in general, and where the gap between bound and score is at most so large, relative to the score."""
 SUM_BOUNDS, BOUND_SECONDS = 0.1, 2.0

@@ -261,6 +261,9 @@ MOVE_VARIABLE, MOVE_ENTRY = 1e4, 2.0
 SWEPT_MAXIMA, SWEPT_SUMS = (5.0, 0.2), (18.0, 1.2)
 """Operations of a compiled sweep of tree-reweighted messages for each pair, and each entry of its
 table; of 2 to 64 states."""
+COMPILED_BOUND_MAXIMA, COMPILED_BOUND_SUMS = (40.0, 1.5), (60.0, 4.0)
+"""Operations of a bound by tree-reweighted messages for each pair, and each entry of its table, in
+compiled code: of maxima, and of sums."""
 CUT_VISIT, CUT_PAIR = 1.5, 60.0
 """Operations of a minimum cut for each visit of an arc, and for each pair while it is laid out."""
 BOUND_PAIR, BOUND_ENTRY, MEAN_FIELD_ENTRY = 60.0, 8.0, 15.0

@@ -13,6 +13,7 @@ class Compiled(NamedTuple):
     order: Callable[..., None]  # an elimination order of a move of a search
     solve: Callable[..., None]  # the best states along such an order
     sweep: Callable[..., None]  # sweeps of tree-reweighted messages
+    bound: Callable[..., None]  # terms of a bound by any such messages
     cut: Callable[..., None]  # the minimum cut of pairs of binary variables
 
 

@@ -12,7 +12,13 @@ from torch import Tensor
 from rdpgraph.engines.compiled import Compiled
 from rdpgraph.engines.moves import Moves
 from rdpgraph.engines.reduction.network import Network
-from rdpgraph.engines.reduction.tables import Integers, Tables, active_states, tables_of
+from rdpgraph.engines.reduction.tables import (
+    Integers,
+    Tables,
+    active_states,
+    score_of,
+    tables_of,
+)
 from rdpgraph.engines.solution import Solution
 from rdpgraph.errors import BudgetError
 from rdpgraph.model.block import log_values_at
@@ -122,11 +128,10 @@ def scored(network: Network, states: Tensor) -> Searched:
     left = active_states(network, states)
     scores = network.exact_constant.clone()
     for item in range(network.batch):
-        tables, chosen = tables_of(network, item), left[item].numpy()
+        chosen = left[item].numpy()
         if len(chosen) > len(network.numbers):
-            chosen = completed(tables, len(network.numbers), chosen)
-        value = tables.score(chosen)
-        scores[item] += value if tables.is_possible(value) else -math.inf
+            chosen = completed(tables_of(network, item), len(network.numbers), chosen)
+        scores[item] += score_of(network, item, chosen)
     return Searched(states, scores, torch.zeros(network.batch, dtype=torch.bool, device="cpu"))
 
 

@@ -28,6 +28,7 @@ _FUNCTIONS = {
         "search_order": (11, 4, 3, 0),
         "search_solve": (12, 3, 0, 1),
         "trws_sweeps": (8, 3, 2, 2),
+        "trws_bound": (7, 2, 2, 1),
         "cut_minimum": (6, 2, 1, 0),
     },
     "matchings": {"matching_sums": (3, 3, 0, 1), "matching_gradient": (4, 3, 0, 1)},

@@ -162,7 +162,7 @@ def compiled_functions() -> Compiled | None:
     """Functions of the compiled library for engines, if there is a library."""
     if not available(torch.float64, "graphs"):
         return None
-    names = "search_order", "search_solve", "trws_sweeps", "cut_minimum"
+    names = "search_order", "search_solve", "trws_sweeps", "trws_bound", "cut_minimum"
     return Compiled(*map(function, names))
 
 

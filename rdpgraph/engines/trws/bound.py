@@ -15,7 +15,8 @@ the order: Hoelder's inequality gives each pair of s the power sum
 whose maximum over x_t takes its place (a weighted mini-bucket for each pair; Liu and Ihler 2011).
 Both are exact where each variable has one later pair, as on a tree from the leaves to a root.
 
-Every term is rounded upwards, so that the bounds are certain.
+Every term is rounded upwards, so that the bounds are certain. `trws.h` of the compiled library has
+the same terms.
 """
 
 import math
@@ -23,6 +24,7 @@ import math
 import numpy as np
 
 from rdpgraph._core import tuning
+from rdpgraph.engines.compiled import Compiled, pointers
 from rdpgraph.engines.reduction.tables import Floats, Integers
 from rdpgraph.engines.trws.pairs import Pairs, Pairwise, absolute
 
@@ -34,8 +36,9 @@ _OPERATIONS = 8
 
 
 def upper_bound(
-    model: Pairwise, messages: Floats, temperature: float, *, forward: bool = True
-) -> float:
+    model: Pairwise, messages: Floats, temperature: float, *, forward: bool = True,
+    compiled: Compiled | None = None,
+) -> float:  # fmt: skip
     """Upper bound (nats) on all scores, or at temperature t > 0 on t log sum exp(score / t).
 
     Args:
@@ -43,10 +46,27 @@ def upper_bound(
         messages: any, in the layout of `Pairwise.spans`; -inf proves a state impossible.
         temperature: 0 bounds scores, 1 log Z.
         forward: the order of the variables, or its reverse.
+        compiled: the functions of the library, if there is one.
     """
     with np.errstate(invalid="ignore", divide="ignore"):
         later, beliefs = model.later(forward=forward), _raised_beliefs(model, messages)
         terms = [model.rest, *_of_last(model, beliefs, later, temperature)]
+        if compiled is not None and model.count:
+            every = np.empty(model.count)
+            arrays = (
+                model.starts,
+                model.edges[0],
+                model.flat_tables,
+                messages,
+                beliefs,
+                later,
+                every,
+            )
+            compiled.bound(
+                *pointers(*arrays), len(model.sizes), model.count, temperature,
+                _OPERATIONS * _EPS, int(forward),
+            )  # fmt: skip
+            return _total([*terms, *every.tolist()])
         for pairs, (into_rows, into_columns) in zip(
             model.pairs, model.views(messages), strict=True
         ):
@@ -62,6 +82,18 @@ def upper_bound(
                         model, pairs, some, (two, one) if swapped else (one, two), beliefs, later,
                         temperature, swapped=swapped,
                     ).tolist()  # fmt: skip
+    return _total(terms)
+
+
+def bound_operations(temperature: float, *, compiled: bool) -> tuple[float, float]:
+    """Operations of a bound for each pair, and for each entry of its table."""
+    if not compiled:
+        return tuning.BOUND_PAIR, tuning.BOUND_ENTRY
+    return tuning.COMPILED_BOUND_SUMS if temperature else tuning.COMPILED_BOUND_MAXIMA
+
+
+def _total(terms: list[float]) -> float:
+    """The sum of all terms, rounded upwards."""
     total = math.fsum(terms)
     return math.nextafter(total, math.inf) if math.isfinite(total) else total
 

@@ -19,6 +19,7 @@ from rdpgraph.engines.compiled import Compiled, uncompiled
 from rdpgraph.engines.elimination_bounds import ceilings
 from rdpgraph.engines.reduction.network import Network
 from rdpgraph.engines.reduction.tables import active_states, full_states
+from rdpgraph.engines.trws.bound import bound_operations
 from rdpgraph.engines.trws.mean_field import mean_field
 from rdpgraph.engines.trws.pairs import Pairwise, bounds_of_blocks, pairwise_of
 from rdpgraph.engines.trws.sweeps import Swept, swept
@@ -160,7 +161,7 @@ class Bounding:
         end, (constant, error) = clock.now() + seconds, self._constant
         for item in (best > -math.inf).nonzero().flatten().tolist():
             share = (end - clock.now()) / (network.batch - item)
-            if self._seconds_of_bound > share:
+            if self._seconds_of_bound(temperature) > share:
                 continue
             model, states = self._model(item), start[item].numpy()
             if model.score(states) > -math.inf:
@@ -200,7 +201,7 @@ class Bounding:
         for item in range(network.batch):
             spent, items = clock.now() - begin, network.batch - item
             share = max(seconds - spent, 0.0) / items
-            if network.impossible or not self._fits or self._seconds_of_bound > share:
+            if network.impossible or not self._fits or self._seconds_of_bound(temperature) > share:
                 every.append(None)
                 continue
             model, compiled = self._model(item), self.compiled()
@@ -211,13 +212,13 @@ class Bounding:
             every.append(one)
         return every, bounds
 
-    @cached_property
-    def _seconds_of_bound(self) -> float:
+    def _seconds_of_bound(self, temperature: float) -> float:
         """Predicted seconds of a bound by messages, and of laying these out."""
-        operations = tuning.BOUND_ENTRY * len(self.network.sizes)
+        pair, entry = bound_operations(temperature, compiled=self.compiled() is not None)
+        operations = entry * len(self.network.sizes)
         for group in self.network.groups:
             cells = math.prod(group.log_tables.shape[2:])
-            operations += len(group.scopes) * (tuning.BOUND_PAIR + tuning.BOUND_ENTRY * cells)
+            operations += len(group.scopes) * (pair + entry * cells)
         return 2.0 * operations / tuning.OPERATIONS_PER_SECOND
 
     def _largest(self, temperature: float) -> Tensor:

@@ -66,6 +66,26 @@ class Pairwise:
             begin = end
         return tuple(spans)
 
+    @cached_property
+    def edges(self) -> tuple[Integers, Integers, Integers]:
+        """(5, F) edges, (V + 1,) first place of each variable among (2 F,) ends, for `trws.h`."""
+        parts, tables = list[Integers](), 0
+        for pairs, (rows, columns) in zip(self.pairs, self.spans, strict=True):
+            (height, width), factors = pairs.values.shape[1:], np.arange(len(pairs.rows))
+            table = tables + pairs.tables * (height * width)
+            into_row, into_column = rows.start + factors * height, columns.start + factors * width
+            parts.append(np.stack([pairs.rows, pairs.columns, table, into_row, into_column]))
+            tables += pairs.values.size
+        edges = np.concatenate(parts, 1)
+        ends = edges[:2].T.ravel()  # of edge e, the row at 2 e and the column at 2 e + 1
+        counts = np.bincount(ends, minlength=len(self.sizes))
+        return edges, np.concatenate([[0], np.cumsum(counts)]), np.argsort(ends, kind="stable")
+
+    @cached_property
+    def flat_tables(self) -> Floats:
+        """All tables one after the other, to which the third row of `edges` points."""
+        return np.concatenate([pairs.values.ravel() for pairs in self.pairs])
+
     @property
     def message_entries(self) -> int:
         """Number of entries of all messages."""

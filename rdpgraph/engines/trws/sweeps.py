@@ -14,8 +14,8 @@ from rdpgraph._core import effort, tuning
 from rdpgraph._core.cache import cached_property
 from rdpgraph._core.numbers import ROUNDING
 from rdpgraph.engines.compiled import Compiled, pointers
-from rdpgraph.engines.reduction.tables import SURE, Floats, Integers
-from rdpgraph.engines.trws.bound import upper_bound
+from rdpgraph.engines.reduction.tables import SURE, Integers
+from rdpgraph.engines.trws.bound import bound_operations, upper_bound
 from rdpgraph.engines.trws.cuts import Cut, minimum_cut
 from rdpgraph.engines.trws.layers import Layer, depths, layers_of
 from rdpgraph.engines.trws.pairs import Pairwise
@@ -48,11 +48,11 @@ def swept(
         compiled: the functions of the library, if there is one.
     """
     begin, messages = clock.now(), _Messages(model, temperature, compiled)
-    bound = upper_bound(model, messages.values, temperature)
+    bound = upper_bound(model, messages.values, temperature, compiled=compiled)
     states = model.likeliest(messages.values)
     score, settled = model.score(states), np.full(len(states), -1, np.int64)
     if not temperature and (cut := _cut(model, compiled, effort.CUT * seconds)) is not None:
-        bound = min(bound, upper_bound(model, cut.messages, temperature))
+        bound = min(bound, upper_bound(model, cut.messages, temperature, compiled=compiled))
         clock.count(messages.bound_operations)
         known = np.where(cut.states >= 0, cut.states, states)
         if (value := model.score(known)) > score:
@@ -73,7 +73,7 @@ def swept(
         messages.sweep(count, forward=forward, evenly=bool(temperature) or count == 2, states=read)
         # The bound in the direction of the last sweep is the one that it lowered.
         last = forward == (count % 2 == 1)
-        new = upper_bound(model, messages.values, temperature, forward=last)
+        new = upper_bound(model, messages.values, temperature, forward=last, compiled=compiled)
         clock.count(messages.bound_operations)
         least, before = effort.SWEPT_GAIN * max(abs(new), 1.0), score
         if not temperature:
@@ -115,8 +115,8 @@ class _Messages:
     @property
     def bound_operations(self) -> float:
         """Operations of a bound."""
-        model = self.model
-        return tuning.BOUND_PAIR * model.count + tuning.BOUND_ENTRY * model.table_entries
+        pair, entry = bound_operations(self.temperature, compiled=self.compiled is not None)
+        return pair * self.model.count + entry * self.model.table_entries
 
     def sweep(self, count: int, *, forward: bool, evenly: bool, states: Integers | None) -> None:
         """Sweep over all variables so many times, in turns of direction.
@@ -132,7 +132,7 @@ class _Messages:
         clock.count(count * self.operations)
         if self.compiled is not None:
             model = self.model
-            arrays = model.starts, *self._edges, model.unary, self._tables, self.values, states
+            arrays = model.starts, *model.edges, model.unary, model.flat_tables, self.values, states
             self.compiled.sweep(
                 *pointers(*arrays), len(model.sizes), model.count, count, self.temperature,
                 self._low, int(forward), int(evenly),
@@ -142,25 +142,6 @@ class _Messages:
             layers = self._forward if forward == (number % 2 == 0) else self._backward
             with np.errstate(invalid="ignore", divide="ignore"):
                 self._by_layers(layers, states if number == count - 1 else None, evenly=evenly)
-
-    @cached_property
-    def _edges(self) -> tuple[Integers, Integers, Integers]:
-        """(5, F) edges, (V + 1,) first place of each variable among (2 F,) ends, for `trws.h`."""
-        model, parts, tables = self.model, list[Integers](), 0
-        for pairs, (rows, columns) in zip(model.pairs, model.spans, strict=True):
-            (height, width), factors = pairs.values.shape[1:], np.arange(len(pairs.rows))
-            table = tables + pairs.tables * (height * width)
-            into_row, into_column = rows.start + factors * height, columns.start + factors * width
-            parts.append(np.stack([pairs.rows, pairs.columns, table, into_row, into_column]))
-            tables += pairs.values.size
-        edges = np.concatenate(parts, 1)
-        ends = edges[:2].T.ravel()  # of edge e, the row at 2 e and the column at 2 e + 1
-        counts = np.bincount(ends, minlength=len(model.sizes))
-        return edges, np.concatenate([[0], np.cumsum(counts)]), np.argsort(ends, kind="stable")
-
-    @cached_property
-    def _tables(self) -> Floats:
-        return np.concatenate([pairs.values.ravel() for pairs in self.model.pairs])
 
     @cached_property
     def _low(self) -> float:

@@ -51,6 +51,14 @@ void search_solve(const int32_t* sizes, const int64_t* scope_starts, const int32
   value[0] = eliminating.run();
 }
 
+void trws_bound(const int64_t* starts, const int64_t* edges, const double* tables, const double* messages,
+                const double* beliefs, const int64_t* later, double* terms, int64_t variables,
+                int64_t count, double temperature, double rounding, int forward) {
+  ReweightedBound bound{starts, edges, tables, messages, beliefs, later, terms, variables, count,
+                        temperature, rounding};
+  bound.run(forward != 0);
+}
+
 void cut_minimum(const int32_t* ends, const int64_t* weights, const int64_t* fields, int64_t* moved,
                  int8_t* labels, double* visits, int64_t variables, int64_t pairs, double most) {
   Cut cut{ends, weights, fields, moved, labels, variables, pairs};

@@ -141,4 +141,85 @@ struct Reweighted {
   }
 };
 
+// The terms of a bound by any messages, one for each edge: of the variable s that is visited first, with
+// n(s) edges to later variables, and t,
+//   max over y of  v log sum over x of exp((b_s(x) / n(s) - m_ts(x) + table(x, y) - m_st(y)) / v),
+// v = temperature / n(s); the maximum over x at temperature zero. `rdpgraph.engines.trws.bound` derives it.
+// Each number is raised by the rounding of all operations on it, so that no term is too small.
+struct ReweightedBound {
+  const int64_t *starts, *edges;
+  const double *tables, *messages;
+  const double* beliefs;   // raised already
+  const int64_t* later;    // n(s)
+  double* terms;
+  int64_t variables, count;
+  double temperature, rounding;  // relative, of all operations on a number
+
+  double raised(double value, double size) const {
+    return value > kNever<double> ? value + rounding * size : kNever<double>;
+  }
+
+  void run(bool forward) {
+    int64_t most = 1;
+    for (int64_t v = 0; v < variables; ++v) most = std::max(most, starts[v + 1] - starts[v]);
+    std::vector<double> sent(most), back(most), top(most);
+    for (int64_t e = 0; e < count; ++e) {
+      const int64_t row = edges[e], column = edges[count + e];
+      const bool swapped = (row < column) != forward;  // the column comes first
+      const int64_t s = swapped ? column : row, t = swapped ? row : column;
+      const int64_t k = starts[s + 1] - starts[s], l = starts[t + 1] - starts[t];
+      const double* table = tables + edges[2 * count + e];
+      const double* into_s = messages + edges[(swapped ? 4 : 3) * count + e];
+      const double* into_t = messages + edges[(swapped ? 3 : 4) * count + e];
+      const double share = 1.0 / double(later[s]);
+      for (int64_t x = 0; x < k; ++x) {
+        const double own = beliefs[starts[s] + x];
+        if (!(own > kNever<double>)) {
+          sent[x] = kNever<double>;  // an impossible state has no message that could be taken back
+          continue;
+        }
+        const double part = share * own;
+        sent[x] = raised(part - into_s[x], std::abs(part) + std::abs(into_s[x]));
+      }
+      for (int64_t y = 0; y < l; ++y) {
+        back[y] = into_t[y] > kNever<double> ? raised(-into_t[y], std::abs(into_t[y])) : kNever<double>;
+      }
+      // Strides of x and of y in the table.
+      const int64_t a = swapped ? 1 : l, b = swapped ? k : 1;
+      const auto at = [&](int64_t x, int64_t y) {
+        const double value = table[x * a + y * b];
+        return value > kNever<double> ? value + rounding * std::abs(value) + sent[x] + back[y]
+                                      : kNever<double>;
+      };
+      double best = kNever<double>;
+      if (swapped) {
+        for (int64_t y = 0; y < l; ++y) {
+          double peak = kNever<double>;
+          for (int64_t x = 0; x < k; ++x) peak = std::max(peak, at(x, y));
+          best = std::max(best, over_first(peak, k, share, [&](int64_t x) { return at(x, y); }));
+        }
+      } else {
+        std::fill_n(top.begin(), l, kNever<double>);
+        for (int64_t x = 0; x < k; ++x) {
+          for (int64_t y = 0; y < l; ++y) top[y] = std::max(top[y], at(x, y));
+        }
+        for (int64_t y = 0; y < l; ++y) {
+          best = std::max(best, over_first(top[y], k, share, [&](int64_t x) { return at(x, y); }));
+        }
+      }
+      terms[e] = best;
+    }
+  }
+
+  // The power sum of k values with this maximum, rounded upwards; at temperature zero the maximum.
+  template <typename At> double over_first(double peak, int64_t k, double share, At at) const {
+    if (!(temperature > 0 && peak > kNever<double>)) return peak;
+    const double power = share * temperature;
+    double sum = 0;
+    for (int64_t x = 0; x < k; ++x) sum += std::exp((at(x) - peak) / power);
+    const double logs = std::log(sum);
+    return raised(peak + power * logs, std::abs(peak) + power * (double(k) + std::abs(logs)));
+  }
+};
+
 }  // namespace
