@@ -150,6 +150,8 @@ MOST_SHAPES, SHAPE_TEXT = 2**14, 700
 """Shapes of tables in a file, and bytes of text per shape beyond them: a block takes 4 kB."""
 ASKED_WORK = 2**22
 """Multiply-adds of a log-sum from which it pays to ask which of its gradients are wanted, 40 us."""
+COUNTED_STATES = 32
+"""States of a chain above which its expected transitions are products of messages."""
 POOL_PLACES, SERIES_LINKS = 2**4, 4
 """Places of a pool that Python lists faster than arrays, and links of a chain from which a series
 of them is run item after item."""

@@ -230,7 +230,8 @@ class Goal:
 
     def value(self, run: "_Run") -> Tensor:
         """(items,) the logs, in float64."""
-        logs = run.values.view(-1)[self.cells] + run.levels.view(-1)[self.rows]
+        levels = run.flat_levels.index_select(0, self.rows)
+        logs = run.flat_values.index_select(0, self.cells) + levels
         if self.plain:
             return logs
         return torch.where(self.before, 0.0, torch.where(self.inside, logs, -torch.inf))
@@ -291,6 +292,7 @@ class _Run:
         with torch.inference_mode(mode=False):  # the next call of these sizes may be outside of it
             self.values = torch.empty(items, records.size or 1, dtype=dtype, device="cpu")
             self.levels = torch.empty(items, records.levels or 1, dtype=torch.float64, device="cpu")
+        self.flat_values, self.flat_levels = self.values.view(-1), self.levels.view(-1)
         self.records = records
         self.spare: dict[str, Tensor] = {}
         self.keep: tuple[Any, ...] = ()  # what the state points to

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 from torch.autograd import Function
 
+from rdpgraph._core import tuning
 from rdpgraph._core.cache import remembered
 from rdpgraph._core.types import Lengths, LogZ, Paths, Transition, Unary
 from rdpgraph.logspace.gradients import is_transformed, regradient
@@ -137,11 +138,34 @@ def log_partition_by_torch(unary: Unary, transition: Transition | Steps, lengths
 
 def edge_counts(unary: Unary, transition: Tensor, lengths: Lengths) -> Tensor:
     """(B, N, N) the gradient of each item's log Z in the transition of all steps (N, N)."""
+    if unary.shape[2] > tuning.COUNTED_STATES:
+        counts = _wide_counts(unary, transition, lengths)
+        if counts is not None:
+            return counts
     table = transition.expand(len(unary), *transition.shape)
     up = _Given(unary, [table.unsqueeze(1)], lengths).run_up(best=False, keep=True)
     counts = executor.run_down(up, up.possible.to(unary), (False, True))[1]
     assert counts is not None
     return counts
+
+
+def _wide_counts(unary: Tensor, transition: Tensor, lengths: Tensor) -> Tensor | None:
+    """`edge_counts` by products of matrices, one for each item; None where one may underflow.
+
+    With the forward messages f, the marginals p and e = exp(w), the expected uses of w[m, n] are
+    e[m, n] sum_t f[t-1, m] p[t, n] / y[t, n], where y[t] = f[t-1] e.
+    """
+    up = _Given(unary, [transition], lengths).run_up(best=False, keep=True)
+    marginals = executor.run_down(up, up.possible.to(unary), (True, False))[0]
+    assert marginals is not None
+    rows, marginals = executor.rows_of(up, "a")[:, :-1], marginals[:, 1:]
+    before, matrix = (rows - peak(rows, (2,))).exp(), (transition - peak(transition, (0,))).exp()
+    sums, least = before @ matrix, torch.finfo(unary.dtype).tiny * 2**30
+    used = marginals > 0
+    if bool((used & (sums < least * unary.shape[2])).any()):
+        return None
+    after = torch.where(used, marginals / sums, 0.0)
+    return (before.mT @ after).mul_(matrix)
 
 
 def forward(unary: Unary, transition: Transition | Steps, lengths: Lengths) -> Unary:

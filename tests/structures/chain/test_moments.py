@@ -297,3 +297,21 @@ def test_short_chains():
         assert model.edge_marginals().shape == (2, 0, 3, 3)
         assert torch.equal(model.edge_counts(), torch.zeros(2, 3, 3, dtype=D))
         assert torch.equal(model.kl_divergence(model), torch.zeros(2, dtype=D))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("spread", [1.0, 20.0, 1000.0])
+def test_expected_transitions_of_many_states_are_sums_of_the_joints(spread, dtype):
+    generator = torch.Generator().manual_seed(0)
+    unary, transition = (
+        spread * torch.randn(shape, generator=generator, dtype=torch.float64)
+        for shape in ((4, 6, 40), (40, 40))
+    )
+    transition[torch.rand(40, 40, generator=generator) < 0.3] = -math.inf
+    unary[3, 2] = -math.inf
+    parts = unary.to(dtype), transition.to(dtype)
+    chain = rg.Chain(*parts, lengths=torch.tensor([6, 3, 0, 6]))
+    close = {} if dtype == torch.float64 else {"rtol": 1e-4, "atol": 1e-5}
+    counts = chain.edge_counts()
+    torch.testing.assert_close(counts, chain.edge_marginals().sum(1), **close)
+    torch.testing.assert_close(counts.sum((1, 2)), torch.tensor([5, 2, 0, 0]).to(counts), **close)
