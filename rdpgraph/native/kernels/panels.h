@@ -38,6 +38,16 @@ template <typename Real> Lane<Real> all(Real value) { return Lane<Real>{} + valu
 
 template <typename Real> Real largest(const Real* __restrict values, int64_t count) {
   Real top = kNever<Real>;
+  const auto join = [&](int64_t k) { top = values[k] > top ? values[k] : top; };
+  // A few numbers one by one: vectors of fewer numbers than they have take longer.
+  switch (count) {
+    case 4: join(3); [[fallthrough]];
+    case 3: join(2); [[fallthrough]];
+    case 2: join(1); [[fallthrough]];
+    case 1: join(0); [[fallthrough]];
+    case 0: return top;
+    default: break;
+  }
 #pragma omp simd reduction(max : top)
   for (int64_t k = 0; k < count; ++k) top = values[k] > top ? values[k] : top;
   return top;

@@ -129,21 +129,34 @@ bool Run<Real>::prepare_splits(const Stage& g, At s, Row& one) {
   find_splits(left, s, one.p);
   const int64_t many = splits.size(), wide = width<Real>(), b = g.depth, c = g.depth2;
   y.resize(many * b), z.resize(many * panels_of(c, wide) * wide), w.resize(std::max(b, c)), tops.resize(2 * many);
-  std::fill(z.begin(), z.end(), best ? kNever<Real> : Real(0));
+  std::fill(z.begin(), z.end(), kNever<Real>);
   double most = -INFINITY;
+  // A part that is one row of a table moves by a stride from one split to the next.
+  const Factor* const single[] = {single_row(left), single_row(right)};
+  Line lines[2];
+  const auto read = [&](int side, int64_t k, int64_t depth, Real* to) {
+    const Alternative& a = side ? right : left;
+    const Factor* f = single[side];
+    const Split& at = splits[k];
+    if (!f) return row(a, one.item, at.s, one.p, at.r, depth, to);
+    Line& line = lines[side];
+    if (k && splits[k - 1].s.w == at.s.w && splits[k - 1].r + 1 == at.r) line.at += f->at.r, line.levels += f->level.r;
+    else line = line_of(*f, one.item, at.s, one.p, at.r);
+    const Real* from = data[0] + line.at;
+    for (int64_t j = 0; j < depth; ++j) to[j] = from[j];
+    return *line.levels;
+  };
   for (int64_t k = 0; k < many; ++k) {
-    const double more = row(left, one.item, splits[k].s, one.p, splits[k].r, b, y.data() + k * b);
-    const double also = row(right, one.item, splits[k].s, one.p, splits[k].r, c, w.data());
+    const double more = read(0, k, b, y.data() + k * b), also = read(1, k, c, w.data());
     const Real l = largest(y.data() + k * b, b), q = largest(w.data(), c);
     tops[k] = l > kNever<Real> && q > kNever<Real> ? more + also + l + q : -INFINITY;
-    if (best) for (int64_t j = 0; j < b; ++j) y[k * b + j] -= finite(l);
-    else exps(y.data() + k * b, y.data() + k * b, finite(l), b);
-    if (!best) exps(w.data(), w.data(), finite(q), c);
-    for (int64_t j = 0; j < c; ++j)
-      z[(j / wide * many + k) * wide + j % wide] = best ? w[j] - finite(q) : w[j];
+    for (int64_t j = 0; j < b; ++j) y[k * b + j] -= finite(l);
+    for (int64_t j = 0; j < c; ++j) z[(j / wide * many + k) * wide + j % wide] = w[j] - finite(q);
     most = std::max(most, tops[k]);
   }
   if (!(most > -INFINITY)) return false;
+  // All exponentials at once: a row of a few labels fills no vector.
+  if (!best) exps(y.data(), y.data(), Real(0), many * b), exps(z.data(), z.data(), Real(0), int64_t(z.size()));
   one.level = 0, one.top = most;
   for (int64_t k = 0; k < many; ++k) {
     const Real scale = best ? Real(tops[k] - most) : Real(std::exp(tops[k] - most));

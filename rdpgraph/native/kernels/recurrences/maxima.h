@@ -145,15 +145,19 @@ void Run<Real>::pair_maxima(const Stage& g, At s, Row& one, const Real* loss) {
   }, turned.data());
   for (int64_t k = 0; k < b * c; ++k) pairs[k] = finite(pairs[k]);
   const int64_t many = splits.size();
-  std::vector<Real> left(b), right(c);
+  std::vector<Real> left(b), right(c), of_right(c);
   for (int64_t r = 0; r < many; ++r) {
-    std::fill(left.begin(), left.end(), kNever<Real>), std::fill(right.begin(), right.end(), kNever<Real>);
-    for (int64_t i = 0; i < b; ++i)
+    std::fill(right.begin(), right.end(), kNever<Real>);
+    for (int64_t j = 0; j < c; ++j) of_right[j] = z[(j / wide * many + r) * wide + j % wide];
+    for (int64_t i = 0; i < b; ++i) {
+      const Real *loss_of = turned.data() + i * c, *best_of = pairs.data() + i * c, own = y[r * b + i];
+      Real most = kNever<Real>;
       for (int64_t j = 0; j < c; ++j) {
-        const Real term = y[r * b + i] + z[(j / wide * many + r) * wide + j % wide];
-        const Real best = turned[i * c + j] + (term - pairs[i * c + j]);
-        left[i] = std::max(left[i], best), right[j] = std::max(right[j], best);
+        const Real best = loss_of[j] + (own + of_right[j] - best_of[j]);
+        most = std::max(most, best), right[j] = std::max(right[j], best);
       }
+      left[i] = most;
+    }
     row_raise(alternatives[g.first], splits[r].s, one.p, splits[r].r, b, left.data());
     row_raise(alternatives[g.first + 1], splits[r].s, one.p, splits[r].r, c, right.data());
   }

@@ -332,6 +332,11 @@ template <typename Real> struct Run {
   // ---- links (links.h) ----
 
   double row(const Alternative& a, int64_t item, At s, int64_t p, int64_t r, int64_t depth, Real* to) const;
+  // The factor of an alternative that is one row of a table, side by side and of one level; null: it is not.
+  const Factor* single_row(const Alternative& a) const {
+    const Factor* f = factors + a.first;
+    return a.count == 1 && !f->slot && f->hop == 1 && !f->looks && !f->level_hop && f->level_item >= 0 ? f : nullptr;
+  }
   // Adds numbers to those of some arrays, such as gradients, of all that an alternative reads.
   void add_rows(Real* const* to, const Alternative& a, int64_t item, At s, int64_t p, int64_t r, int64_t depth,
                 const Real* from) const {
