@@ -47,3 +47,11 @@ def test_interfaces_answer_as_the_network_of_all_steps(run, capsys):
     found = run("plot_dynamic")
     assert found["off"] < 1e-9
     assert "wear is right" in capsys.readouterr().out
+
+
+def test_pictures_are_labelled_within_their_bound(run, capsys):
+    found = run("plot_pictures")
+    assert -1e-2 <= found["gap"] < 0.01 * found["cost"]
+    assert found["after"] < 0.3 * found["before"]
+    assert found["right_distances"] > 0.9
+    assert "none costs less" in capsys.readouterr().out
