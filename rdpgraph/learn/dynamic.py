@@ -535,6 +535,9 @@ def _chain(
     given = _evidence(slices, rows) if unary is None else unary
     batch, steps = rows["observed"].shape[:2]
     kept, states = slices.interface, slices.states
+    if not steps:  # a batch of series without steps
+        nothing = torch.zeros(batch, 0, states, dtype=torch.float64)
+        return Chain(nothing, nothing.new_zeros(states, states), lengths=rows["lengths"])
 
     def summed(*, first: bool) -> Tensor:
         # Every step of every series is one slice.
@@ -560,6 +563,8 @@ def _marginals(
 ) -> Tensor:
     """(B, T, states of all variables) probabilities, as gradients in log-values of each."""
     evidence = _evidence(slices, rows)
+    if not rows["observed"].shape[1]:
+        return torch.cat(list(evidence.values()), 2)
     with torch.enable_grad():
         leaves = {n: torch.zeros_like(part).requires_grad_() for n, part in evidence.items()}
         unary = {name: leaves[name] + part for name, part in evidence.items()}
@@ -579,6 +584,8 @@ def _marginals(
 
 def _modes(rows: PaddedBatch, slices: _Slices, values: dict[str, Tensor]) -> Tensor:
     """(B, T, variables) the states of a most probable configuration."""
+    if not rows["observed"].shape[1]:
+        return rows["observed"].long()
     chain = _chain(slices, values, rows, temperature=0.0)
     _refuse_impossible(chain.max_marginals()[:, 0].amax(1), rows)
     place, observed = chain.mode().clamp(min=0), rows["observed"]
@@ -619,7 +626,7 @@ def _modes(rows: PaddedBatch, slices: _Slices, values: dict[str, Tensor]) -> Ten
 
 
 def _refuse_impossible(total: Tensor, rows: PaddedBatch) -> None:
-    dead = (total == -math.inf).nonzero()
+    dead = ((total == -math.inf) & (rows["lengths"] > 0)).nonzero()
     if len(dead):
         row = int(rows["places"][int(dead[0]), 0])
         raise ImpossibleEvidenceError(

@@ -19,6 +19,8 @@ Uses = Iterable[tuple[str, tuple[int, ...]]]
 
 def case(rng: np.random.Generator) -> int:
     """One model and its rows; how many rows."""
+    if rng.random() < 0.25:
+        return _dynamic(rng)
     make = [_network, _hidden, _grammar][int(rng.integers(3))]
     shapes, model, rows, configurations = make(rng)
     tables = {name: _table(rng, shape) for name, shape in shapes.items()}
@@ -63,6 +65,75 @@ def case(rng: np.random.Generator) -> int:
     rises = all(b >= a - 1e-8 * (1 + abs(a)) for a, b in itertools.pairwise(history))
     holds(f"the history {history} never falls", rises)
     return len(rows)
+
+
+def _dynamic(rng: np.random.Generator) -> int:
+    """Two slices, repeated: series against sums over all configurations, by loops."""
+    names = [f"v{place}" for place in range(int(rng.integers(1, 4)))]
+    sizes = {name: int(rng.integers(1, 4)) for name in names}
+    pairs = list(itertools.product(names, names))
+    within = [(a, b) for a, b in pairs if a < b and rng.random() < 0.5]
+    between = [pair for pair in pairs if rng.random() < 0.4]
+    before = {name: [a for a, b in between if b == name] for name in names}
+    above = {name: [a for a, b in within if b == name] for name in names}
+    lengths = [int(rng.integers(0, 4)) for _ in range(int(rng.integers(1, 4)))]
+    while math.prod(sizes.values()) ** max(lengths) > 3000:
+        lengths = [length - (length == max(lengths)) for length in lengths]
+    if not sum(lengths):
+        return 0
+
+    def shape(name: str, *, first: bool) -> tuple[int, ...]:
+        return tuple(sizes[n] for n in [*([] if first else before[name]), *above[name], name])
+
+    tables = {name: _table(rng, shape(name, first=False)) for name in names}
+    first = {name: _table(rng, shape(name, first=True)) for name in names if before[name]}
+    hidden = {name for name in names if rng.random() < 0.3}
+    seen = {
+        name: [
+            None if rng.random() < 0.3 else int(rng.integers(sizes[name]))
+            for _ in range(sum(lengths))
+        ]
+        for name in names
+        if name not in hidden or len(hidden) == len(names)
+    }
+    model = rg.learn.DynamicBayesianNetwork(
+        within, between, states=sizes, tables=tables, first=first
+    )
+    began, total = 0, model.log_likelihood(seen, lengths).numpy()
+    chances = np.full((sum(lengths), sum(sizes.values())), np.nan)
+    best = np.full(len(lengths), -np.inf)
+    alive = True
+    for number, length in enumerate(lengths):
+        grid = [list(itertools.product(*(range(sizes[name]) for name in names)))] * length
+        mass, uses = 0.0, np.zeros((length, chances.shape[1]))
+        for path in itertools.product(*grid):
+            p = 1.0
+            for step, states in enumerate(path):
+                now = dict(zip(names, states, strict=True))
+                then = dict(zip(names, path[step - 1], strict=True)) if step else {}
+                for name in names:
+                    table = tables[name] if step or not before[name] else first[name]
+                    parents = [then[n] for n in (before[name] if step else ())]
+                    parents += [now[n] for n in above[name]]
+                    shown = seen[name][began + step] if name in seen else None
+                    p *= float(table[(*parents, now[name])]) if shown in (None, now[name]) else 0.0
+            mass, best[number] = mass + p, max(best[number], math.log(p) if p else -math.inf)
+            for step, states in enumerate(path):
+                offset = 0
+                for name, state in zip(names, states, strict=True):
+                    uses[step, offset + state] += p
+                    offset += sizes[name]
+        alive = alive and mass > 0
+        wanted = np.array(math.log(mass) if mass else -math.inf)
+        close("log-likelihood", np.array(total[number]), wanted, 1e-9)
+        chances[began : began + length] = uses / mass if mass else np.nan
+        began += length
+    if alive:
+        close("smoothing", model.smooth(seen, lengths)[names].to_numpy(), chances, 1e-9)
+        decoded = model.decode(seen, lengths)
+        codes = {name: decoded[name].cat.codes.tolist() for name in names}
+        close("decoding", model.log_likelihood(codes, lengths), best, 1e-9)
+    return len(lengths)
 
 
 def _table(rng: np.random.Generator, shape: tuple[int, ...]) -> Array:
