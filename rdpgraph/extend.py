@@ -1,9 +1,10 @@
 """Interfaces for user-defined classes, and the objects that they exchange.
 
-Base classes of potentials, structures, recursions, estimators, schedulers and routes, the tape on
-which a recursion is written, and the registries of structures, of file formats and of routes.
-Interfaces of one algorithm are beside its choices: `rdpgraph.loopy.Schedule`,
-`rdpgraph.randomized.Proposal`. `rdpgraph.testing` checks implementations.
+Base classes of potentials, structures, estimators, schedulers and routes, and the registries of
+structures, of file formats and of routes. A structure that is a dynamic program is an
+`rdpgraph.Recurrence`. Interfaces of one algorithm are beside its choices:
+`rdpgraph.loopy.Schedule`, `rdpgraph.randomized.Proposal`. `rdpgraph.testing` checks
+implementations.
 """
 
 from rdpgraph.engines.solution import PartialSolution, Question, Solution
@@ -22,9 +23,6 @@ from rdpgraph.plan.scheduler import contraction_path
 from rdpgraph.schedulers import Scheduler
 from rdpgraph.schedulers.route import ROUTES, Route, Shape, Task
 from rdpgraph.structures.potential import StructurePotential
-from rdpgraph.structures.recursion.tape import Tape
-from rdpgraph.structures.recursion.values import Value, View
-from rdpgraph.structures.recursions import Recursion
 
 register = REGISTRY.add
 register_format = FORMATS.add
@@ -49,7 +47,6 @@ __all__ = [
     "Potential",
     "Problem",
     "Question",
-    "Recursion",
     "Restriction",
     "Route",
     "Scheduler",
@@ -59,10 +56,7 @@ __all__ = [
     "Structure",
     "StructurePotential",
     "Support",
-    "Tape",
     "Task",
-    "Value",
-    "View",
     "contraction_path",
     "register",
     "register_format",

@@ -36,9 +36,6 @@ SEQUENCES = 16
 STORED_TERMS = 2**12
 """Terms of sums in logs that are stored for the gradient; more are computed again."""
 
-SCORED_WORK = 2**16
-"""Multiply-adds of compiled code in the time of a step of torch, where either gives scores."""
-
 CACHED_EDGES = 50_000
 """Edges of a model whose orders are cached for the next one of its shape: 0.1 s to compute."""
 
@@ -65,10 +62,6 @@ CLASS_WORDS = 256
 
 NOISY_ALTERNATIVES = 256
 """Alternatives of a draw for which noise is faster than inverting the running sum."""
-
-LOGGED_ENTRIES, LOGGED_TERMS = 256, 2**12
-"""Entries of a link's table whose sums are faster in logs than as a product of matrices, and terms
-of a link, of all items, for means."""
 
 OPERATIONS_PER_SECOND = 3e8
 """Multiply-adds per second of contractions and messages, over steps of all sizes."""
@@ -148,18 +141,8 @@ D4_BYTES, NNF_BYTES, COUNTER_LOOK = 2e9, 12.0, 0.5
 seconds between looks at the memory that a counter uses."""
 MOST_SHAPES, SHAPE_TEXT = 2**14, 700
 """Shapes of tables in a file, and bytes of text per shape beyond them: a block takes 4 kB."""
-ASKED_WORK = 2**22
-"""Multiply-adds of a log-sum from which it pays to ask which of its gradients are wanted, 40 us."""
 COUNTED_STATES = 32
 """States of a chain above which its expected transitions are products of messages."""
-POOL_PLACES, SERIES_LINKS = 2**4, 4
-"""Places of a pool that Python lists faster than arrays, and links of a chain from which a series
-of them is run item after item."""
-DIRECT_ROWS = 2
-"""Rows that read a table up to which it is summed where it lies, not prepared for products."""
-KEPT_LAYOUTS, LAYOUT_STEP, LAYOUT_TRIES = 2**24, 2**6, 3
-"""Numbers of 4 bytes of all layouts that are kept, those of a step without its places, and objects
-with other steps after which a layout is no longer kept."""
 
 # Bytes, from which memory is predicted.
 BOTH_WAYS, UPWARDS_BYTES, STORED_ELEMENT = 2.5, 1.4, 4.0
@@ -196,9 +179,8 @@ COUNTED_ROWS, LEARNED_ROWS, LEARNED_SEQUENCES, DECODED_TOKENS = 2**16, 4096, 8, 
 default; the fewest sequences of a batch; tokens that are decoded at a time without gradients."""
 NAMES_PIECE, HEADERS, UNPACKED = 2**12, 2**9, 2**20
 """Names hashed, headers of a file read, and bytes of an archive unpacked at a time."""
-PATH_PARTS, LEVELLED_STEPS, COLLECTED_PARTS = 8, 8, 16
-"""Blocks of a chain's draws with gradients, steps of a chain between shifts, and parts of an entry
-that are collected before they are compared."""
+PATH_PARTS, LEVELLED_STEPS = 8, 8
+"""Blocks of a chain's draws with gradients, and steps of a chain between shifts."""
 
 # Sizes from which another way is faster, or a smaller one enough.
 COMPARED_STATES, TABLED_CLAUSE = 64, 6

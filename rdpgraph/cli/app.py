@@ -486,9 +486,9 @@ app.command("sample")(sample_command)
 def _print_version(asked: bool) -> None:  # noqa: FBT001
     if asked:
         typer.echo(f"rdpgraph {version('rdpgraph')}")
-        from rdpgraph.native.library import status  # loads torch, so after the first line
+        from rdpgraph.recurrences.executor import LIBRARY  # loads torch, so after the first line
 
-        typer.echo(f"Structures on the CPU: {status()}")
+        typer.echo(f"Structures on the CPU: {LIBRARY.status}")
         raise typer.Exit
 
 

@@ -63,7 +63,6 @@ class Unit:
         return sorted(found)
 
 
-CHAIN = Unit("chain", ("CHAIN_FLOAT", "CHAIN_DOUBLE"), "-fopenmp")
 ENTROPIES = Unit("entropies", ("ALL",), "-fopenmp")
 GRAPHS = Unit("graphs", ("ALL",), "-fopenmp")
 MATCHINGS = Unit("matchings", ("ALL",), "-fopenmp")
@@ -71,7 +70,7 @@ MESSAGES = Unit("messages", ("MESSAGES_FLOAT", "MESSAGES_DOUBLE"), "-fopenmp")
 PARITIES = Unit("parities", ("ALL",), "-fopenmp")
 TREES = Unit("trees", ("ALL",), "-fopenmp")
 RECURRENCES = Unit("recurrences", ("RECURRENCES_FLOAT", "RECURRENCES_DOUBLE"), "-fopenmp")
-UNITS = (CHAIN, ENTROPIES, GRAPHS, MATCHINGS, MESSAGES, PARITIES, RECURRENCES, TREES)
+UNITS = (ENTROPIES, GRAPHS, MATCHINGS, MESSAGES, PARITIES, RECURRENCES, TREES)
 
 
 def flags_here() -> tuple[str, ...]:

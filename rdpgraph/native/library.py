@@ -11,16 +11,6 @@ from rdpgraph.native import building
 from rdpgraph.native.loading import DTYPES, KernelStatus, Library
 
 _FUNCTIONS = {
-    "chain": {
-        "up": (2, 3, 0, 2),
-        "down": (6, 4, 0, 1),
-        "most": (2, 3, 0, 1),
-        "descend": (4, 5, 0, 2),
-        "lists": (4, 4, 0, 1),
-        "taken": (2, 0, 0, 0),
-        "tape_losses": (4, 3, 0, 2),
-        "tape_second": (10, 3, 0, 1),
-    },
     "entropies": {"entropy": (8, 3, 0, 1), "pullback": (10, 3, 0, 1)},
     "graphs": {
         "circuit_compile": (5, 3, 1, 0),
@@ -61,12 +51,12 @@ _LIBRARIES = {
 _OWNERS = {name: unit for unit, functions in _FUNCTIONS.items() for name in functions}
 
 
-def status(unit: str = "chain") -> KernelStatus:
+def status(unit: str) -> KernelStatus:
     """A library of this machine; built if not tried yet."""
     return _LIBRARIES[unit].status
 
 
-def available(dtype: torch.dtype, unit: str = "chain") -> bool:
+def available(dtype: torch.dtype, unit: str) -> bool:
     """Return whether a library serves a dtype; warn once if there is none."""
     return _LIBRARIES[unit].available(dtype)
 
@@ -98,11 +88,3 @@ def threads(work: float, most: int | None = None, *, least: int = 2**18) -> int:
     """The number of threads, ``most`` at most, for multiply-adds, ``least`` for each."""
     limits = torch.get_num_threads(), int(work) // least, *(() if most is None else (most,))
     return max(1, min(limits))
-
-
-@functools.cache
-def panel_width(size: int) -> int:
-    """The number of items of ``size`` bytes in a row of a panel."""
-    library: Any = _LIBRARIES["chain"].loaded[0]
-    library.panel_width.argtypes = [ctypes.c_int64]
-    return library.panel_width(size)

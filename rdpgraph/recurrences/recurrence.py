@@ -369,8 +369,7 @@ class Bound:
         Raises:
             ModelError: the other is of another class, or its tensors have other shapes.
         """
-        own, logs = self._alike(other)
-        return self._compared(own, logs, other, divergence=False)
+        return self._compared(other, divergence=False)
 
     @by_autograd
     def kl_divergence(self, other: Self) -> Tensor:
@@ -379,24 +378,24 @@ class Bound:
         Raises:
             ModelError: as for `cross_entropy`.
         """
-        own, logs = self._alike(other)
-        return self._compared(own, logs, other, divergence=True)
+        return self._compared(other, divergence=True)
 
-    def _alike(self, other: Self) -> tuple[list[Tensor], list[Tensor]]:
-        """The logs of both, which have the same shapes."""
-        own, logs = self.logs(), other.logs() if type(other) is type(self) else {}
-        shapes = [{name: x.shape for name, x in each.items()} for each in (own, logs)]
-        if shapes[0] != shapes[1]:
+    def _compared(self, other: Self, *, divergence: bool) -> Tensor:
+        """The mean of minus the log-probability in another model; or of the ratio to it."""
+        parts = self.logs(), other.logs() if type(other) is type(self) else {}
+        shapes = [{name: x.shape for name, x in each.items()} for each in parts]
+        alike = shapes[0].keys() == shapes[1].keys() and self._sizes == other._sizes
+        if not alike or self._batch != other._batch:
             raise ModelError(
                 f"{self.program.name} is compared with another of its class and shapes; got "
                 f"{type(other).__name__} of {[tuple(shape) for shape in shapes[1].values()]}."
             )
-        return [*own.values()], [*logs.values()]
-
-    def _compared(
-        self, own: Sequence[Tensor], logs: Sequence[Tensor], other: Self, *, divergence: bool
-    ) -> Tensor:
-        """The mean of minus the log-probability in another model; or of the ratio to it."""
+        # An input that all items share in one of them alone gets all batch dims in both.
+        apart = [name for name in shapes[0] if shapes[0][name] != shapes[1][name]]
+        if apart:
+            wide = other._with_batch(apart)
+            return self._with_batch(apart)._compared(wide, divergence=divergence)
+        own, logs = ([*each.values()] for each in parts)
         scores = [_scores(values) for values in logs]
         if divergence:
             # The mean of a difference keeps the digits that the difference of two means loses.

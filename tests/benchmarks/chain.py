@@ -373,15 +373,15 @@ def scale(bench: Bench) -> None:
 
 def in_torch(run: Run) -> Run:
     """The same without kernels of our own."""
-    from rdpgraph.native import library
+    from rdpgraph.recurrences.executor import LIBRARY
 
     def plain() -> tuple:
-        available = library.available
+        available = LIBRARY.available
         try:
-            library.available = lambda *_: False
+            LIBRARY.available = lambda *_: False
             return run()
         finally:
-            library.available = available
+            LIBRARY.available = available
 
     return plain
 
@@ -391,11 +391,11 @@ def on_device(name: str, batches: list[int], counts: list[int]) -> None:
     import torch
 
     import rdpgraph as rg
-    from rdpgraph.native import library
+    from rdpgraph.recurrences.executor import LIBRARY
 
     device = torch.device(name)
     cuda = device.type == "cuda"
-    print(torch.cuda.get_device_name(device) if cuda else f"{device.type} - {library.status()}")
+    print(torch.cuda.get_device_name(device) if cuda else f"{device.type} - {LIBRARY.status}")
 
     def seconds(work: Callable) -> float:
         def finished() -> tuple:

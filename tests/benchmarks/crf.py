@@ -18,8 +18,8 @@ from collections.abc import Callable
 import torch
 import torchcrf
 
-from rdpgraph.native import library
 from rdpgraph.nn import CRF
+from rdpgraph.recurrences.executor import LIBRARY
 
 SIZES = [
     (1, 10, 5), (1, 30, 9), (1, 100, 9), (8, 30, 9), (32, 50, 9), (4, 64, 32), (64, 128, 50),
@@ -101,11 +101,11 @@ def beside(batch: int, steps: int, count: int, seconds: float) -> list[float]:
         lambda: chain.sample(10, generator),
         lambda: chain.k_best(5).states,
     ]
-    compiled, row = library.available, list[float]()
+    compiled, row = LIBRARY.available, list[float]()
 
     def routed(work: Callable, *, kernel: bool) -> Callable:
         def run() -> None:
-            library.available = compiled if kernel else lambda *_: False
+            LIBRARY.available = compiled if kernel else lambda *_: False
             work()
 
         return run
@@ -113,7 +113,7 @@ def beside(batch: int, steps: int, count: int, seconds: float) -> list[float]:
     for work in works:
         own, other = least([routed(work, kernel=True), routed(work, kernel=False)], seconds)
         row += [own, other, other / own]
-    library.available = compiled
+    LIBRARY.available = compiled
     return row
 
 
@@ -130,8 +130,8 @@ def main() -> None:
     torch.set_num_threads(1)
     warnings.simplefilter("ignore")
     if options.torch:
-        library.available = lambda *_: False
-    print("in torch alone" if options.torch else library.status())
+        LIBRARY.available = lambda *_: False
+    print("in torch alone" if options.torch else LIBRARY.status)
     compared = [head for name in ("decode", "masked", "grad") for head in (name, "crf", "ratio")]
     heads = [*compared, "10 draws", "5 best"]
     if options.beside:

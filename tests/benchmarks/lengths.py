@@ -11,54 +11,36 @@ of one shape, of the mean size; ``first`` and ``last`` are means over a quarter 
 import argparse
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field
 
 import torch
 
 import rdpgraph as rg
+from rdpgraph import Input, Lengths
 
 BATCH, CLASSES, DURATIONS, LABELS, SYMBOLS, PRETERMINALS = 16, 40, 8, 10, 10, 5
 FRAMES, TARGETS, STEPS, WORDS, SHORT = (50, 200), (10, 50), (20, 100), (5, 25), (5, 20)
 
 
-@dataclass(frozen=True, eq=False)
-class Tags(rg.extend.Recursion):
+class Tags(rg.Recurrence):
     """A chain of a user's own."""
 
-    transition: torch.Tensor
-    lengths: torch.Tensor | None = field(default=None, metadata={"dims": 0})
-
-    def recursion(self, tape):
-        states = [tape.sites[0]]
-        for place in range(1, tape.site_shape[0]):
-            site = tape.sites[place]
-            states.append(tape.total((site, tape.link(states[-1], self.transition, to=site))))
-        ends = [tape.one, *map(tape.sum, states)]
-        return tape.choose(ends, tape.lengths(self.lengths, tape.site_shape[0]))
+    unary, transition, lengths = Input("T N"), Input("N N"), Lengths("T")
+    rules = """
+        a[0, n] += unary[0, n]
+        a[t, n] += a[t-1, m] * transition[m, n] * unary[t, n]
+        goal    += a[lengths-1, n]
+    """
 
 
-@dataclass(frozen=True, eq=False)
-class Segments(rg.extend.Recursion):
+class Segments(rg.Recurrence):
     """A semi-Markov chain of a user's own, as docs/extending.md writes it."""
 
-    transition: torch.Tensor
-    lengths: torch.Tensor | None = field(default=None, metadata={"dims": 0})
-    site_dims = 2
-
-    def recursion(self, tape):
-        steps, durations = tape.site_shape
-        ending, ends = [], [tape.one]
-        for last in range(steps):
-            ways = []
-            for d in range(min(durations, last + 1)):
-                segment = tape.sites[last, d]
-                if d < last:
-                    entering = tape.link(ending[last - d - 1], self.transition, to=segment)
-                    segment = tape.total((segment, entering))
-                ways.append(segment)
-            ending.append(tape.merge(*ways))
-            ends.append(tape.sum(ending[-1]))
-        return tape.choose(ends, tape.lengths(self.lengths, steps))
+    unary, transition, lengths = Input("T D N"), Input("N N"), Lengths("T")
+    rules = """
+        a[t, n] += unary[t, t, n]
+        a[t, n] += a[t-d-1, m] * transition[m, n] * unary[t, d, n]
+        goal    += a[lengths-1, n]
+    """
 
 
 Make = Callable[..., tuple[Callable[[], rg.extend.Structure], torch.Tensor]]

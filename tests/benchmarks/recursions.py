@@ -1,4 +1,4 @@
-"""Structures of every kind, and some written on the tape by a user beside them.
+"""Structures of every kind, and some that a user declares beside them.
 
     python tests/benchmarks/recursions.py [--seconds 0.5] [--only WORD] [--spread 1]
 
@@ -6,18 +6,18 @@ One process, one thread, float32, normal log-potentials of that spread in nats; 
 time, the least of calls made in turns: log Z, log Z and its gradient, the mode, ten draws, the
 entropy, ten relaxed draws, the ten best with scores, and gradients through the marginals, the
 entropy and a relaxed draw.
-``own`` is the same model as a `Recursion` of a user, as docs/extending.md writes it; ratios are its
-time over that of ours. Fails where the two disagree.
+``own`` is the same model as a `Recurrence` of a user, as docs/extending.md writes it; ratios are
+its time over that of ours. Fails where the two disagree.
 """
 
 import argparse
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
 
 import torch
 
 import rdpgraph as rg
+from rdpgraph import Input
 
 CHAINS = [(1, 32, 8), (4, 64, 8), (4, 64, 32), (4, 64, 128), (16, 256, 32)]  # items, steps, states
 STEPS = [(4, 64, 32), (16, 100, 32)]  # likewise, with a transition for each step of each item
@@ -35,55 +35,37 @@ HEADS = [
 Make = Callable[..., rg.extend.Structure]
 
 
-@dataclass(frozen=True, eq=False)
-class Tags(rg.extend.Recursion):
+class Tags(rg.Recurrence):
     """A chain of a user's own."""
 
-    transition: torch.Tensor
-
-    def recursion(self, tape):
-        state = tape.sites[0]
-        for place in range(1, tape.site_shape[0]):
-            site = tape.sites[place]
-            state = tape.total((site, tape.link(state, self.transition, to=site)))
-        return tape.sum(state)
+    unary, transition = Input("T N"), Input("N N")
+    rules = """
+        a[0, n] += unary[0, n]
+        a[t, n] += a[t-1, m] * transition[m, n] * unary[t, n]
+        goal    += a[T-1, n]
+    """
 
 
-@dataclass(frozen=True, eq=False)
-class Steps(rg.extend.Recursion):
+class Steps(rg.Recurrence):
     """A chain of a user's own with a transition for each step."""
 
-    transition: torch.Tensor
-
-    def recursion(self, tape):
-        state = tape.sites[0]
-        for place in range(1, tape.site_shape[0]):
-            site = tape.sites[place]
-            link = tape.link(state, self.transition, at=place - 1, to=site)
-            state = tape.total((site, link))
-        return tape.sum(state)
+    unary, transition = Input("T N"), Input("T-1 N N")
+    rules = """
+        a[0, n] += unary[0, n]
+        a[t, n] += a[t-1, m] * transition[t-1, m, n] * unary[t, n]
+        goal    += a[T-1, n]
+    """
 
 
-@dataclass(frozen=True, eq=False)
-class Segments(rg.extend.Recursion):
+class Segments(rg.Recurrence):
     """A semi-Markov chain of a user's own."""
 
-    transition: torch.Tensor
-    site_dims = 2
-
-    def recursion(self, tape):
-        steps, durations = tape.site_shape
-        ending = []
-        for last in range(steps):
-            ways = []
-            for d in range(min(durations, last + 1)):
-                segment = tape.sites[last, d]
-                if d < last:
-                    entering = tape.link(ending[last - d - 1], self.transition, to=segment)
-                    segment = tape.total((segment, entering))
-                ways.append(segment)
-            ending.append(tape.merge(*ways))
-        return tape.sum(ending[-1])
+    unary, transition = Input("T D N"), Input("N N")
+    rules = """
+        a[t, n] += unary[t, t, n]
+        a[t, n] += a[t-d-1, m] * transition[m, n] * unary[t, d, n]
+        goal    += a[T-1, n]
+    """
 
 
 def rows(spread: float) -> dict[str, tuple[list[torch.Tensor], Make, Make | None]]:

@@ -22,8 +22,8 @@ from rdpgraph.cli.app import app
 from rdpgraph.cli.loading import load
 from rdpgraph.cli.options import Format, Task
 from rdpgraph.errors import ModelError
-from rdpgraph.native import library
 from rdpgraph.plan import clock
+from rdpgraph.recurrences.executor import LIBRARY
 
 ASIA = str(Path(__file__).parents[2] / "examples" / "asia.bif")
 
@@ -817,7 +817,7 @@ def test_version(run):
     assert code == 0
     first, second = out.splitlines()
     assert first.startswith("rdpgraph ")
-    assert second == f"Structures on the CPU: {library.status()}"
+    assert second == f"Structures on the CPU: {LIBRARY.status}"
 
 
 def test_reading_and_writing_count_as_time(run, monkeypatch):

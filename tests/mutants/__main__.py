@@ -34,7 +34,6 @@ ROOT = Path(__file__).parents[2]
 TESTED = {
     "_core": ("model",), "interface": ("structures",), "logspace": ("structures",),
     "schedulers": ("engines",), "testing": ("estimate",), "io": ("io", "learn", "nn"),
-    "structures/recursion": ("structures/tape", "structures/hypertree"),
     "structures/grammar": ("structures/hypertree",),
     "structures/dependency": ("structures/hypertree",),
     "structures/derivations": ("structures/hypertree",),

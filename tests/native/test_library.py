@@ -7,7 +7,6 @@ import shutil
 import subprocess
 import sys
 import zipfile
-from functools import partial
 from pathlib import Path
 
 import pytest
@@ -15,20 +14,22 @@ import torch
 
 from rdpgraph.native import building, library
 from rdpgraph.native.loading import Library
+from rdpgraph.recurrences.executor import LIBRARY
 
 ROOT = Path(__file__).parents[2]
-real = library.status().kernel
-needs_kernel = pytest.mark.skipif(real is None, reason=str(library.status()))
+real = LIBRARY.status.kernel
+needs_kernel = pytest.mark.skipif(real is None, reason=str(LIBRARY.status))
 CODE = (
     "import pathlib, sys, torch\n"
     "from rdpgraph.structures.chain import recursion\n"
-    "from rdpgraph.native import building, library\n"
+    "from rdpgraph.native import building\n"
+    "from rdpgraph.recurrences.executor import LIBRARY\n"
     "building.PACKAGED = pathlib.Path(sys.argv[1])\n"
     "parts = torch.zeros(1, 3, 2), torch.zeros(2, 2), torch.tensor([3])\n"
     "for _ in range(2):\n"
     "    value = recursion.log_partition(*parts)\n"
     "    torch.testing.assert_close(value, torch.tensor([8.0]).log())\n"
-    "print(library.status().kernel)"
+    "print(LIBRARY.status.kernel)"
 )
 
 
@@ -37,7 +38,7 @@ def cache(tmp_path, monkeypatch):
     """A cache of its own, no packaged library, and a compiler that copies the kernel and counts."""
     folder = tmp_path / "cache"
     monkeypatch.setattr(building, "PACKAGED", tmp_path / "packaged")
-    monkeypatch.setattr(building, "UNITS", (building.CHAIN,))  # one is enough, and quick
+    monkeypatch.setattr(building, "UNITS", (building.RECURRENCES,))  # one is enough, and quick
     monkeypatch.setenv("XDG_CACHE_HOME", str(folder))
     tools = tmp_path / "tools"
     tools.mkdir()
@@ -55,7 +56,7 @@ def cache(tmp_path, monkeypatch):
 
 
 def load():
-    return Library(building.CHAIN, partial(library._check, "chain")).load()[1]
+    return Library(building.RECURRENCES, LIBRARY._check).load()[1]
 
 
 def builds(cache):
@@ -315,7 +316,7 @@ def test_libraries_to_be_debugged_are_files_of_their_own(cache, monkeypatch):
 
 
 def test_types_that_have_no_kernel():
-    assert not library.available(torch.float16)
+    assert not LIBRARY.available(torch.float16)
 
 
 def test_every_library_has_its_functions():

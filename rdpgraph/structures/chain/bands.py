@@ -16,8 +16,7 @@ from rdpgraph._core import tuning
 from rdpgraph._core.types import Lengths, LogZ, Paths, Unary
 from rdpgraph.logspace.gradients import is_transformed
 from rdpgraph.model.potentials.operators import Banded
-from rdpgraph.native import library
-from rdpgraph.recurrences import declaration
+from rdpgraph.recurrences import declaration, executor
 from rdpgraph.recurrences.program import Program
 from rdpgraph.recurrences.recurrence import Bound
 from rdpgraph.structures.chain.steps import OperatorSteps, Steps
@@ -32,7 +31,7 @@ def serves(unary: Unary, steps: Tensor | Steps, *, maxima: bool = False) -> bool
         return False
     potential = steps.potential
     fits = len(potential.offsets) <= tuning.MOST_OFFSETS and potential.dtype == unary.dtype
-    there = unary.is_cpu and unary.numel() > 0 and library.available(unary.dtype)
+    there = unary.is_cpu and unary.numel() > 0 and executor.LIBRARY.available(unary.dtype)
     return fits and there and not is_transformed() and (potential.maximises or not maxima)
 
 

@@ -58,21 +58,6 @@ def product(state: Tensor, matrix: Tensor) -> Tensor:
     return (state.unsqueeze(-2) @ matrix).squeeze(-2)
 
 
-def edge_gradient(matrix: Tensor, states: Tensor, ahead: Tensor) -> Tensor:
-    """Sums over steps of both sides of edges, (B, T, n) and (B, T, k), times a matrix.
-
-    In the shape of the matrix, (n, k) or (1 or B, T-1, n, k); ``ahead`` is 0 at the last step.
-    """
-    if matrix.ndim == 2:
-        if not states.is_contiguous():  # in the order of steps, as sweeps in torch make them
-            states, ahead = states.transpose(0, 1), ahead.transpose(0, 1)
-        return (states.flatten(0, 1).mT @ ahead.flatten(0, 1)).mul_(matrix)
-    states, ahead = states[:, :-1], ahead[:, :-1]
-    if matrix.shape[0] == 1:
-        return torch.einsum("bti,btj->tij", states, ahead).unsqueeze(0).mul_(matrix)
-    return (states.unsqueeze(3) * ahead.unsqueeze(2)).mul_(matrix)
-
-
 def multiply(state: Tensor, matrix: Tensor, *, out: Tensor) -> None:
     """`product` into an existing tensor; no gradient."""
     if matrix.ndim == 2 or matrix.shape[0] == 1:

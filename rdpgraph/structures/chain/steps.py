@@ -352,12 +352,6 @@ def flattened(transition: Tensor, batch: Sequence[int]) -> Tensor:
     return transition.expand(*lead, *ends).reshape(math.prod(lead), *ends)
 
 
-def of_items(parts: Sequence[Tensor], rows: Tensor) -> list[Tensor]:
-    """The tensors of some items: the unary, tables or factors, and lengths."""
-    shared = (part.ndim == 2 or (part.ndim > 3 and len(part) == 1) for part in parts)
-    return [part if alone else part[rows] for part, alone in zip(parts, shared, strict=True)]
-
-
 def table_of(transition: Tensor | Potential, *, of: str = "Chain") -> Tensor:
     """A transition as a tensor; `BudgetError` above `tuning.MOST_TABULATED` entries."""
     if isinstance(transition, Tensor):

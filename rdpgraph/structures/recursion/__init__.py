@@ -1,1 +1,0 @@
-"""Recursions as tapes of log-linear steps, from which every answer is derived."""
