@@ -52,7 +52,12 @@ from rdpgraph.query.drawing import draw
 from rdpgraph.query.posterior import Posterior
 from rdpgraph.query.structured import StructuredPosterior
 from rdpgraph.recurrences import Input, Lengths
-from rdpgraph.schedulers import Auto, Contraction, Counting, JoinGraph, Loopy, MiniBuckets, Search
+from rdpgraph.schedulers.auto import Auto
+from rdpgraph.schedulers.contraction import Contraction
+from rdpgraph.schedulers.counting import Counting
+from rdpgraph.schedulers.loopy import JoinGraph, Loopy
+from rdpgraph.schedulers.minibuckets import MiniBuckets
+from rdpgraph.schedulers.search import Search
 from rdpgraph.structures.alignment import Alignment
 from rdpgraph.structures.bitext.mixed import MixedBitext
 from rdpgraph.structures.bitext.model import Bitext

@@ -20,8 +20,8 @@ from rdpgraph.model.restriction import Support
 from rdpgraph.plan.bids import Bid, Exactness
 from rdpgraph.plan.plan import Budget
 from rdpgraph.plan.scheduler import contraction_path
-from rdpgraph.schedulers import Scheduler
 from rdpgraph.schedulers.route import ROUTES, Route, Shape, Task
+from rdpgraph.schedulers.scheduler import Scheduler
 from rdpgraph.structures.potential import StructurePotential
 
 register = REGISTRY.add

@@ -3,6 +3,7 @@
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import partial
+from importlib import import_module
 from typing import TYPE_CHECKING, Any, overload
 
 import torch
@@ -19,13 +20,13 @@ from rdpgraph.interface.structure import Structure
 from rdpgraph.model.graph import FactorGraph
 from rdpgraph.plan.plan import Plan
 from rdpgraph.query.posterior import Posterior
-from rdpgraph.query.structured import StructuredPosterior
-from rdpgraph.schedulers import Auto, Loopy, Scheduler, solve_exactly
-from rdpgraph.schedulers.contraction import begun, prepared
-from rdpgraph.schedulers.scheduler import require_room_for_states
+from rdpgraph.schedulers.auto import Auto
+from rdpgraph.schedulers.contraction import begun, prepared, solve_exactly
+from rdpgraph.schedulers.scheduler import Scheduler, require_room_for_states
 
 if TYPE_CHECKING:
     from rdpgraph.model.graph import Evidence
+    from rdpgraph.query.structured import StructuredPosterior
 
 
 @overload
@@ -46,7 +47,7 @@ def infer(
     *,
     estimator: Estimator | None = None,
     generator: torch.Generator | None = None,
-) -> StructuredPosterior: ...
+) -> "StructuredPosterior": ...
 
 
 @overload
@@ -57,7 +58,7 @@ def infer(
     evidence: "Evidence | None" = None,
     estimator: Estimator | None = None,
     generator: torch.Generator | None = None,
-) -> Posterior | StructuredPosterior: ...
+) -> "Posterior | StructuredPosterior": ...
 
 
 @opaque
@@ -68,7 +69,7 @@ def infer(
     evidence: "Evidence | None" = None,
     estimator: Estimator | None = None,
     generator: torch.Generator | None = None,
-) -> Posterior | StructuredPosterior:
+) -> "Posterior | StructuredPosterior":
     """Return the posterior of a model.
 
     Args:
@@ -98,7 +99,7 @@ def infer(
     model = _conditioned("infer", model, evidence)
     scheduler = scheduler or Auto()
     empty = not isinstance(model, Structure) and 0 in _checked(model).batch_shape
-    if empty and not isinstance(scheduler, Loopy):
+    if empty and not scheduler.takes_no_items:
         raise ModelError(
             "A FactorGraph with a batch dim of 0 has no items to answer for; Loopy() returns empty "
             "answers."
@@ -126,7 +127,9 @@ def infer(
                 "declared model."
             )
     if isinstance(model, Structure):
-        return StructuredPosterior(planned, solution, model, structured)
+        # Posteriors of structures are loaded by those who have one.
+        kind = import_module("rdpgraph.query.structured").StructuredPosterior
+        return kind(planned, solution, model, structured)
     return Posterior(planned, solution, model, graph, partial(solve_exactly, scheduler), solve)
 
 

@@ -28,6 +28,21 @@ def optional_module(name: str, asked: str, package: str) -> Any:
         ) from None
 
 
+@dataclass(frozen=True)
+class ByName:
+    """A function that is imported when it is first called.
+
+    Attributes:
+        place: the function's, as "package.module:function".
+    """
+
+    place: str
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        module, _, name = self.place.partition(":")
+        return getattr(importlib.import_module(module), name)(*args, **kwargs)
+
+
 def tensors_in(value: Any) -> Iterator[Tensor]:
     """Tensors in the fields of dataclasses, in tuples, lists and dictionaries."""
     waiting = [value]

@@ -295,7 +295,7 @@ def explain_command(
     from rdpgraph.cli.solving import ending
     from rdpgraph.infer import explain
     from rdpgraph.plan.clock import Allowance
-    from rdpgraph.schedulers import Auto
+    from rdpgraph.schedulers.auto import Auto
 
     with show_progress("planning", time_seconds), ending(time_seconds):
         allowance, given = Allowance(time_seconds), Given(settings, do, soft)
@@ -409,7 +409,7 @@ def draw(
     from rdpgraph.cli.solving import ending, posterior_of
     from rdpgraph.io.text import WAIT
     from rdpgraph.query.drawing import draw as draw_model
-    from rdpgraph.schedulers import Auto
+    from rdpgraph.schedulers.auto import Auto
 
     checked_picture(output, model, evidence)
     with show_progress("drawing"), ending(time_seconds):

@@ -107,7 +107,7 @@ def sample_command(
     from rdpgraph.errors import ModelError, UnsupportedError
     from rdpgraph.io.comma_separated import format_records, format_rows
     from rdpgraph.io.text import write_text_atomically
-    from rdpgraph.schedulers import Auto
+    from rdpgraph.schedulers.auto import Auto
 
     checked_target(output, model)
     generator = seeded(seed)

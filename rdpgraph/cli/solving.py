@@ -35,7 +35,10 @@ from rdpgraph.infer import explain, infer
 from rdpgraph.model.graph import FactorGraph
 from rdpgraph.plan.clock import Stop, interruptible, raise_swallowed
 from rdpgraph.query.posterior import Posterior
-from rdpgraph.schedulers import Auto, Contraction, JoinGraph, Loopy, Scheduler
+from rdpgraph.schedulers.auto import Auto
+from rdpgraph.schedulers.contraction import Contraction
+from rdpgraph.schedulers.loopy import JoinGraph, Loopy
+from rdpgraph.schedulers.scheduler import Scheduler
 
 _REPLICATES = 16  # by default
 Value = TypeVar("Value")

@@ -135,6 +135,14 @@ def scored(network: Network, states: Tensor) -> Searched:
     return Searched(states, scores, torch.zeros(network.batch, dtype=torch.bool, device="cpu"))
 
 
+@torch.no_grad()
+def scored_in_graph(graph: FactorGraph, states: Tensor) -> Searched:
+    """Return configurations (B, V) with their scores in a graph, which is not reduced for it."""
+    scores = graph.score_states(states.reshape(*graph.batch_shape, graph.num_variables))
+    known = scores.double().reshape(-1).expand(len(states))
+    return Searched(states, known, torch.zeros_like(known, dtype=torch.bool))
+
+
 def completed(
     tables: Tables, count: int, states: Integers, compiled: Compiled | None = None
 ) -> Integers:

@@ -25,6 +25,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+import rdpgraph.structures  # noqa: F401  # pyright: ignore[reportUnusedImport]  # registers them
 from rdpgraph._core import tuning
 from rdpgraph.engines.loopy.interpolation import InterpolatedMessages
 from rdpgraph.engines.loopy.network_equations import Bethe

@@ -21,7 +21,7 @@ from rdpgraph.model.graph import FactorGraph
 from rdpgraph.model.potentials.table import Table
 from rdpgraph.model.variable import VariableArray
 from rdpgraph.query.posterior import Posterior
-from rdpgraph.schedulers import Scheduler
+from rdpgraph.schedulers.scheduler import Scheduler
 from rdpgraph.structures.chain.factors import inside
 
 

@@ -10,14 +10,12 @@ from typing import Any, Protocol
 import torch
 
 from rdpgraph._core.arguments import require_fields, typed
+from rdpgraph._core.portable import ByName
 from rdpgraph.errors import ModelError, UnsupportedError
 from rdpgraph.io.bif import format_bif, parse_bif
-from rdpgraph.io.dimacs import format_dimacs, parse_dimacs
 from rdpgraph.io.tables import require_graph
 from rdpgraph.io.text import LIMIT, WAIT, Bytes, PathLike, fail, read_bytes, write_text_atomically
-from rdpgraph.io.toulbar import format_cfn, format_wcsp, parse_cfn, parse_wcsp
 from rdpgraph.io.uai import format_uai, parse_uai
-from rdpgraph.io.xml import format_xdsl, format_xmlbif, parse_xdsl, parse_xmlbif
 from rdpgraph.model.graph import FactorGraph
 
 ENTRY_POINTS = "rdpgraph.formats"
@@ -138,12 +136,21 @@ FORMATS.add(FileFormat(".uai", parse_uai, _uai_of, ("markov", "bayes")))
 FORMATS.add(
     FileFormat(".bif", parse_bif, format_bif, ("network", "variable", "probability", "property"))
 )
-for _suffix in (".xmlbif", ".bifxml", ".xml"):
-    FORMATS.add(FileFormat(_suffix, parse_xmlbif, format_xmlbif))
-FORMATS.add(FileFormat(".xdsl", parse_xdsl, format_xdsl))
-FORMATS.add(FileFormat(".wcsp", parse_wcsp, format_wcsp))
-FORMATS.add(FileFormat(".cfn", parse_cfn, format_cfn))
-FORMATS.add(FileFormat(".cnf", parse_dimacs, format_dimacs, ("p",)))
+# Formats that most programs never read are imported when a file of theirs comes.
+for _suffix, _module, _name, _words in (
+    (".xmlbif", "xml", "xmlbif", ()),
+    (".bifxml", "xml", "xmlbif", ()),
+    (".xml", "xml", "xmlbif", ()),
+    (".xdsl", "xml", "xdsl", ()),
+    (".wcsp", "toulbar", "wcsp", ()),
+    (".cfn", "toulbar", "cfn", ()),
+    (".cnf", "dimacs", "dimacs", ("p",)),
+):
+    _place = f"rdpgraph.io.{_module}"
+    _parse, _text = ByName(f"{_place}:parse_{_name}"), ByName(f"{_place}:format_{_name}")
+    FORMATS.add(FileFormat(_suffix, _parse, _text, _words))
+_counting = "rdpgraph.schedulers.counting"
+FORMATS.add(FileFormat(".nnf", ByName(f"{_counting}:refuse_nnf"), ByName(f"{_counting}:nnf_of")))
 
 
 @typed(limit="[0, inf)", wait="[0, inf]")

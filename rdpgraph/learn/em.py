@@ -17,7 +17,7 @@ from rdpgraph.estimate.estimator import Estimator, Model
 from rdpgraph.infer import infer
 from rdpgraph.learn.parameters import Batches, Parameter, Rows
 from rdpgraph.plan import clock
-from rdpgraph.schedulers import Scheduler
+from rdpgraph.schedulers.scheduler import Scheduler
 
 Statistics = dict[str, tuple[Tensor, ...]]
 

@@ -28,7 +28,7 @@ from rdpgraph.learn.gradient import standard_errors
 from rdpgraph.model.evidence import MISSING
 from rdpgraph.model.graph import FactorGraph
 from rdpgraph.model.variable import Variable, names_of
-from rdpgraph.schedulers import Scheduler
+from rdpgraph.schedulers.scheduler import Scheduler
 
 
 @dataclass(eq=False)

@@ -12,8 +12,8 @@ from torch import Tensor
 
 from rdpgraph._core import tuning
 from rdpgraph._core.cache import differentiable_property
+from rdpgraph.engines.scores import score_range
 from rdpgraph.engines.solution import Solution, Status, meets
-from rdpgraph.engines.trws.bounding import score_range
 from rdpgraph.errors import BudgetError, ModelError, UnsupportedError
 from rdpgraph.model.domain import Named
 from rdpgraph.model.evidence import MISSING

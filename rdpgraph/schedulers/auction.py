@@ -54,7 +54,9 @@ def planned(task: Task) -> Planned:
         task.spend_planning()
         plan = _plan_of(task, every)
     rows = [replace(each, bids=_without_work(each.bids)) for each in every]
-    plan = replace(plan, bids=Bids(partial(_table, task.without, ROUTES.entries, rows)))
+    plan = replace(
+        plan, bids=Bids(partial(_table, task.without, Shape.of(task.graph), ROUTES.entries, rows))
+    )
     refused = (each.bids[_MARGINALS] for each in every if _MARGINALS in each.bids)
     remedy = next((bid.remedy for bid in refused if bid.refused and bid.remedy), "")
     return plan, partial(_solution, task.settled(remedy), tuple(every))
@@ -67,6 +69,8 @@ def _ask(task: Task, entries: Sequence[Entry]) -> list[_Asked]:
         if entry.name in task.without or not entry.might_bid(shape):
             continue
         route, bids = entry.route(), dict[str, Bid]()
+        if route is None:
+            continue
         for question in _ASKED:
             bid = route.bid(task, question, budget)
             if bid is not None:
@@ -235,7 +239,7 @@ def _without_work(bids: dict[str, Bid]) -> dict[str, Bid]:
 
 
 def _table(
-    without: frozenset[str], entries: Sequence[Entry], every: Sequence[_Asked]
+    without: frozenset[str], shape: Shape, entries: Sequence[Entry], every: Sequence[_Asked]
 ) -> list[Offer]:
     """The table of all bids, taken and refused, and of the routes that made none."""
     asked = {each.entry.name: each for each in every}
@@ -256,7 +260,8 @@ def _table(
             continue
         if name not in asked:
             missed = number > last
-            note = f"{lead} answers" if missed else "not for such a graph"
+            shaped = "it is not installed" if entry.might_bid(shape) else "not for such a graph"
+            note = f"{lead} answers" if missed else shaped
             rows.append(Offer(name, outcome="not asked" if missed else "no bid", note=note))
             continue
         one = asked[name]

@@ -2,11 +2,9 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import Any
 
 from rdpgraph._core.arguments import require_fields
-from rdpgraph._core.progress import Progress
-from rdpgraph.engines.loopy.propagation import Sweep
-from rdpgraph.engines.search.neighbourhoods import Move
 from rdpgraph.model.graph import FactorGraph
 from rdpgraph.plan.circuit import Circuit
 from rdpgraph.schedulers.auction import planned
@@ -76,9 +74,7 @@ class Auto(Scheduler):
 
     memory: float | None = None
     seconds: float | None = None
-    progress: Callable[[Sweep | Move | Progress], None] | None = field(
-        default=None, metadata={"elsewhere": None}
-    )
+    progress: Callable[[Any], None] | None = field(default=None, metadata={"elsewhere": None})
 
     def __post_init__(self) -> None:
         require_fields(self, memory="(0, inf]", seconds="(0, inf]")

@@ -9,7 +9,7 @@ from typing import TypeAlias
 import torch
 from torch import Tensor
 
-from rdpgraph._core import effort, tuning
+from rdpgraph._core import effort
 from rdpgraph._core.arguments import require_fields
 from rdpgraph._core.cache import Kept, cached_property, differentiable_property, recording
 from rdpgraph._core.portable import tensors_in
@@ -17,13 +17,10 @@ from rdpgraph.engines.exact.circuit import CircuitSolution
 from rdpgraph.engines.exact.engine import ExactSolution, SlicedSolution
 from rdpgraph.engines.reduction.network import Network, reduce_graph
 from rdpgraph.engines.solution import Solution
-from rdpgraph.estimate.estimator import Model
-from rdpgraph.estimate.lowrank import AddedVariables, SummedOut, with_ranks
 from rdpgraph.interface.structure import REGISTRY
 from rdpgraph.model.block import Block
 from rdpgraph.model.evidence import MISSING
 from rdpgraph.model.graph import FactorGraph
-from rdpgraph.model.potentials.lowrank import LowRank
 from rdpgraph.model.potentials.table import Table
 from rdpgraph.plan import clock
 from rdpgraph.plan.circuit import Circuit
@@ -265,35 +262,6 @@ class _Deferred:
         return self._solution
 
 
-def planned_by_ranks(graph: FactorGraph, planned: Callable[[FactorGraph], Planned]) -> Planned:
-    """Plan of a graph, by ``planned``; of one with rank variables where that is much smaller."""
-    entries = sides = 0
-    for block in graph.blocks:
-        if isinstance(block.potential, LowRank):
-            entries += block.count * math.prod(block.sizes)
-            sides += block.count * block.potential.rank * sum(block.sizes)
-    if entries < max(tuning.RANKED_ENTRIES, tuning.RANKED_GAIN * sides):
-        return planned(graph)
-    wide = with_ranks(graph)
-    plan, run = planned(wide)
-    why = "; ".join(filter(None, (plan.why, "sums of low-rank factors are over their ranks")))
-    return replace(plan, why=why), partial(_summed, graph, wide, run, planned)
-
-
-def _summed(
-    graph: FactorGraph,
-    wide: FactorGraph,
-    run: Callable[[], Solution],
-    planned: Callable[[FactorGraph], Planned],
-) -> Solution:
-    return RankSums(run(), AddedVariables(graph, wide, partial(_solved, planned)))
-
-
-def _solved(planned: Callable[[FactorGraph], Planned], graph: Model) -> Solution:
-    assert isinstance(graph, FactorGraph)
-    return solved(planned, graph)
-
-
 def solved(planned: Callable[[FactorGraph], Planned], graph: FactorGraph) -> Solution:
     """Solution of a graph as it is planned.
 
@@ -303,15 +271,3 @@ def solved(planned: Callable[[FactorGraph], Planned], graph: FactorGraph) -> Sol
     plan, run = planned(graph)
     require_fit(plan)
     return run()
-
-
-@dataclass(frozen=True, eq=False)
-class RankSums(SummedOut):
-    """Sums by the model with rank variables, and all else as without them."""
-
-    @differentiable_property
-    def _plain(self) -> Solution:
-        return self.lift.solve(self.lift.plain)
-
-    def _require_as_exact(self, answer: str) -> None:
-        """Let approximations pass: the default scheduler answers what it can."""

@@ -16,7 +16,6 @@ from rdpgraph.engines.recognised import graph_held
 from rdpgraph.engines.reduction.network import Network
 from rdpgraph.errors import UnsupportedError
 from rdpgraph.io.dimacs import clauses_of
-from rdpgraph.io.files import FORMATS, FileFormat
 from rdpgraph.model.block import Block
 from rdpgraph.model.graph import FactorGraph
 from rdpgraph.model.potentials.sparse import Projection
@@ -159,14 +158,14 @@ def has_both(network: Network) -> bool:
     return network.batch == 1 and has_counter("d4") and has_counter("pyganak")
 
 
-def _unread(_: object, /, *, source: str, **__: object) -> FactorGraph:
+def refuse_nnf(_: object, /, *, source: str, **__: object) -> FactorGraph:
     """Refuse circuits, which are written alone."""
     raise UnsupportedError(
         f"{source}: circuits can be written but not read; read the clauses (.cnf)."
     )
 
 
-def _nnf_of(graph: FactorGraph) -> str:
+def nnf_of(graph: FactorGraph) -> str:
     """The text of a compiled circuit of a graph of clauses, in the time and memory of `Counting`.
 
     Raises:
@@ -183,6 +182,3 @@ def _nnf_of(graph: FactorGraph) -> str:
     clauses, count, *_ = clauses_of(graph)
     hidden = count - graph.num_variables
     return format_nnf(circuit_of(clauses, count, hidden, compiler, limits.seconds, memory))
-
-
-FORMATS.add(FileFormat(".nnf", _unread, _nnf_of))

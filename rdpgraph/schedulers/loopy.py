@@ -4,6 +4,7 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from functools import partial
+from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -79,6 +80,8 @@ class Loopy(Scheduler):
     Raises:
         ModelError: a number out of range.
     """
+
+    takes_no_items: ClassVar[bool] = True
 
     sweeps: int = 1000
     damping: float | Damping | None = None

@@ -20,12 +20,12 @@ from rdpgraph.estimate.estimator import Model
 from rdpgraph.estimate.proposals import Proposal, log_likely
 from rdpgraph.model.graph import FactorGraph
 from rdpgraph.query.posterior import Posterior
+from rdpgraph.schedulers.bounds import bounding_of
 from rdpgraph.schedulers.loopy import DAMPING, Loopy
 from rdpgraph.schedulers.scheduler import (
     Planned,
     Scheduler,
     asked_plan,
-    bounding_of,
     budget_of,
     reduced,
     reported,

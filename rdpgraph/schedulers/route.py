@@ -299,14 +299,20 @@ class Entry:
     might_bid: Callable[[Shape], bool] = _always
     is_own: bool = False  # a user's
 
-    def route(self) -> Route:
-        """An object of the route's class, which is imported by now."""
+    def route(self) -> Route | None:
+        """An object of the route's class, which is imported by now; None: its ring is not there.
+
+        Raises:
+            ModelError: a user's route cannot be imported, or is no class of routes.
+        """
         kind: object = self.target
         if isinstance(self.target, str):
             module, _, name = self.target.partition(":")
             try:
                 kind = getattr(importlib.import_module(module), name)
             except (ImportError, AttributeError) as error:
+                if not self.is_own and isinstance(error, ModuleNotFoundError):
+                    return None
                 raise ModelError(
                     f"The route {self.name!r} is registered as {self.target!r}, which cannot be "
                     f"imported: {error}. Register it again under its right name."

@@ -4,7 +4,7 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from functools import partial
-from typing import Any, TypeAlias
+from typing import Any, ClassVar, TypeAlias
 
 import torch
 
@@ -16,7 +16,6 @@ from rdpgraph.engines.reduction.network import Network, reduce_graph
 from rdpgraph.engines.reduction.probing import refuted_states
 from rdpgraph.engines.reported import Reported
 from rdpgraph.engines.solution import Solution
-from rdpgraph.engines.trws.bounding import Bounding
 from rdpgraph.errors import BudgetError, ModelError
 from rdpgraph.model.evidence import MISSING
 from rdpgraph.model.graph import FactorGraph
@@ -43,7 +42,13 @@ def reported(
 
 
 class Scheduler(ABC):
-    """A way to solve a factor graph."""
+    """A way to solve a factor graph.
+
+    Attributes:
+        takes_no_items: it gives empty answers for a batch dim of 0, which others refuse.
+    """
+
+    takes_no_items: ClassVar[bool] = False
 
     @abstractmethod
     def plan(self, graph: FactorGraph) -> Planned:
@@ -164,12 +169,6 @@ def compiled_functions() -> Compiled | None:
         return None
     names = "search_order", "search_solve", "trws_sweeps", "trws_bound", "cut_minimum"
     return Compiled(*map(function, names))
-
-
-def bounding_of(network: Network, memory: float) -> Bounding:
-    """Bounds of a network, with so many bytes at most."""
-    memory = max(min(memory, effort.BOUNDS_BYTES), tuning.SMALL_BYTES)
-    return Bounding(network, compiled_functions, memory)
 
 
 def seed_of(generator: torch.Generator | None) -> int:

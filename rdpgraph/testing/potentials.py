@@ -14,7 +14,7 @@ from rdpgraph.model.factor import Factor
 from rdpgraph.model.graph import FactorGraph
 from rdpgraph.model.potentials.potential import Decomposition, Potential
 from rdpgraph.model.variable import Variable
-from rdpgraph.schedulers import Contraction
+from rdpgraph.schedulers.contraction import Contraction
 from rdpgraph.testing.enumeration import agree, close, seeded
 
 

@@ -13,7 +13,7 @@ from rdpgraph._core import effort
 from rdpgraph._core.cache import cached_property, differentiable_property, ordinarily
 from rdpgraph._core.numbers import ROUNDING
 from rdpgraph.engines.compiled import Compiled, uncompiled
-from rdpgraph.engines.configurations import Searched, likeliest
+from rdpgraph.engines.configurations import Searched, likeliest, scored_in_graph
 from rdpgraph.engines.loopy.arithmetic import rescaled, take
 from rdpgraph.engines.loopy.compiled import log_partition
 from rdpgraph.engines.loopy.decoding import Decoded, decode, read
@@ -31,8 +31,9 @@ from rdpgraph.engines.loopy.network_equations import (
 from rdpgraph.engines.loopy.propagation import Gradient, Limits, Outcome
 from rdpgraph.engines.reduction.network import Network
 from rdpgraph.engines.reduction.tables import factor_tables, full_states, variable_table
+from rdpgraph.engines.scores import score_range
 from rdpgraph.engines.solution import Approximation, Status, meets
-from rdpgraph.engines.trws.bounding import Bounding, score_range
+from rdpgraph.engines.trws.bounding import Bounding
 from rdpgraph.errors import UnsupportedError
 from rdpgraph.model.soundness import items_named
 from rdpgraph.plan.clock import Allowance, Counter, counted
@@ -402,11 +403,18 @@ class LoopySolution(Approximation):
     def _repaired(self) -> Searched:
         states = self.mode()
         with _spent(self.allowance):
+            given = scored_in_graph(self.network.graph, states)
+            if bool(given.found.all()):
+                return given
             left = effort.REPAIR_SECONDS
             if self.allowance is not None:
                 left = self.allowance.left(effort.LOOPY_REPAIR)
             # The search is a ring of its own, which is loaded when it is needed.
-            search, graph = import_module("rdpgraph.engines.search.solution"), self.network.graph
+            try:
+                search = import_module("rdpgraph.engines.search.solution")
+            except ModuleNotFoundError:
+                return given.warned()
+            graph = self.network.graph
             return search.possible_modes(graph, states, left, self.compiled).warned()
 
     def possible_mode(self) -> Tensor:

@@ -17,7 +17,7 @@ from rdpgraph._core import effort
 from rdpgraph._core.cache import cached_property
 from rdpgraph._core.numbers import ROUNDING
 from rdpgraph.engines.compiled import Compiled
-from rdpgraph.engines.configurations import Searched, best_of, completed, scored
+from rdpgraph.engines.configurations import Searched, best_of, completed, scored, scored_in_graph
 from rdpgraph.engines.elimination_bounds import ceilings
 from rdpgraph.engines.reduction.network import Network, reduce_graph
 from rdpgraph.engines.reduction.tables import (
@@ -156,9 +156,8 @@ def possible_modes(
 
     The search ends after a part of the seconds in which no violation was repaired.
     """
-    scores = graph.score_states(states.reshape(*graph.batch_shape, graph.num_variables))
-    known = scores.double().reshape(-1).expand(len(states))
-    given = Searched(states, known, torch.zeros_like(known, dtype=torch.bool))
+    given = scored_in_graph(graph, states)
+    known = given.scores
     if bool(given.found.all()):
         return given
     network = reduce_graph(graph)

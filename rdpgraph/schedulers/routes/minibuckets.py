@@ -12,8 +12,8 @@ from rdpgraph.engines.portfolio import Approximations
 from rdpgraph.engines.solution import Question, Solution
 from rdpgraph.plan.bids import Bid, Exactness
 from rdpgraph.plan.plan import Budget
+from rdpgraph.schedulers.bounds import bounding_of
 from rdpgraph.schedulers.route import Others, Route, Task
-from rdpgraph.schedulers.scheduler import bounding_of
 
 
 class MiniBucketsRoute(Route):

@@ -11,8 +11,9 @@ from rdpgraph.engines.search.starts import Limits
 from rdpgraph.engines.solution import Question, Solution
 from rdpgraph.plan.bids import Bid, Exactness
 from rdpgraph.plan.plan import Budget
+from rdpgraph.schedulers.bounds import bounding_of
 from rdpgraph.schedulers.route import Others, Route, Task
-from rdpgraph.schedulers.scheduler import bounding_of, compiled_functions
+from rdpgraph.schedulers.scheduler import compiled_functions
 from rdpgraph.schedulers.search import Search
 
 
