@@ -287,10 +287,11 @@ class _Cells:
     ) -> Mapping[str, Any]:
         """The values of names, with dims more for labels."""
         ones = [1] * len(labels)
+        device = next((x.device for x in values.values() if isinstance(x, Tensor)), None)
         wide = {n: x.reshape(*x.shape, *ones) if isinstance(x, Tensor) else x
                 for n, x in values.items()}  # fmt: skip
         for k, name in enumerate(labels):
-            wide[name] = torch.arange(sizes[name]).view(-1, *ones[k + 1 :])
+            wide[name] = torch.arange(sizes[name], device=device).view(-1, *ones[k + 1 :])
         return wide
 
 

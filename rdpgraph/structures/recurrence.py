@@ -511,10 +511,12 @@ class Recurrence(Structure):
         program, sizes = bound.program, bound.sizes
         ranges = {name: max(0, size.evaluate(sizes)) for name, size in program.ranges.items()}
         axes = {table.name: table.axes for table in program.tables}
-        many = [
-            math.prod(ranges[name] for name in (*axes[rule.table], *rule.over))
-            for rule in program.rules
-        ]
+        many = list[int]()
+        for rule in program.rules:
+            # All rows of a list together are as long as the list.
+            rows = frozenset[str]().union(*(row.at.names for row in rule.rows))
+            names = {*axes[rule.table], *rule.over} - rows
+            many.append(math.prod(ranges[name] for name in names))
         return float(sum(many)) * max(1, math.prod(self.batch_shape))
 
     def by_input(self) -> Bound:

@@ -154,6 +154,16 @@ def test_lists_that_do_not_fit(rows, tails, message):
     assert goal.log_partition().exp().round() == 2
 
 
+def test_a_part_of_data_is_held_to_what_it_indexes():
+    inputs = {"one": Input("I"), "other": Input("J"), "places": Input("T 2", whole=True)}
+    rules = "a[0] += 1\n a[t+1] += a[t] * one[places[t, 0]] * other[places[t, 1]]\n goal += a[T]"
+    kind = recurrence(rules, **inputs)
+    one, other = torch.tensor([1.0, 2.0]), torch.arange(5.0)
+    assert kind(one, other, torch.tensor([[0, 4], [1, 3]])).log_partition() == 1 + 4 + 2 + 3
+    with pytest.raises(ModelError, match="needs places from 0 to 1, as an index of one; got 2"):
+        kind(one, other, torch.tensor([[0, 4], [2, 3]]))
+
+
 def test_data_that_are_written_to_are_checked_again():
     tails = torch.tensor(TAILS)
     goal = written.Hypergraph(torch.zeros(3), torch.tensor(HEADS), tails)

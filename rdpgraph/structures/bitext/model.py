@@ -424,6 +424,17 @@ class Bitext(Recurrence):
             given["tops"] = self._tops(listed)
         return given
 
+    def work(self) -> float:
+        p, q, states = self.unary.shape[-5] - 1, self.unary.shape[-3] - 1, self.unary.shape[-1]
+        if self.allowed is None:
+            cells = math.comb(p + 2, 2) * math.comb(q + 2, 2)
+            splits = math.comb(p + 3, 3) * math.comb(q + 3, 3)
+            splits += math.comb(p + 1, 3) * math.comb(q + 1, 3)
+        else:
+            cells = len(self._splits.bispans)
+            splits = sum(map(len, self._splits.parts))
+        return float(math.prod(self.batch_shape) * (splits + cells * states) * states**2)
+
     @current_property("allowed")
     def _splits(self) -> _Splits:
         assert self.allowed is not None
