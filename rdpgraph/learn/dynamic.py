@@ -227,7 +227,8 @@ class DynamicBayesianNetwork(Arguments):
         del y
         require_fields(self, tolerance="[0, inf]", limit="[0, inf)", starts="[1, inf)")
         slices = self._read(columns(data), self.states or {})
-        series = self._series(slices, data, lengths)
+        # Series without steps say nothing.
+        series = [each for each in self._series(slices, data, lengths) if len(each)]
         generator = generator or torch.Generator().manual_seed(0)
         parameters = {
             key: self._start(slices, key, name, series, generator, first=first)

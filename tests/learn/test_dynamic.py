@@ -201,6 +201,9 @@ def test_fitted_networks_are_saved_and_counted_with_an_imagined_sample(tmp_path)
     torch.testing.assert_close(model.tables_["a"], expected)
     learn.save(model, tmp_path)
     again = learn.load(tmp_path)
+    beside = learn.DynamicBayesianNetwork([("a", "b")], [("a", "a")], prior=prior, limit=50)
+    beside.fit(data, lengths=[0, 3, 0])
+    assert beside.fit_.log_likelihood == model.fit_.log_likelihood
     assert again.score(data) == model.score(data)
     assert again.decode({"b": ["v"]})["b"].tolist() == ["v"]
 
