@@ -20,14 +20,13 @@ from collections.abc import Sequence
 from itertools import zip_longest
 from typing import Any, Protocol, TypeAlias
 
-from jaxtyping import Bool, Float, Int
+from jaxtyping import Float, Int
 from torch import Tensor
 
 Scopes: TypeAlias = Int[Tensor, "factors arity"]
 
 Lengths: TypeAlias = Int[Tensor, "batch"]
 LogZ: TypeAlias = Float[Tensor, "batch"]
-Doubt: TypeAlias = Bool[Tensor, "batch"]
 
 Unary: TypeAlias = Float[Tensor, "batch steps states"]
 Transition: TypeAlias = Float[Tensor, "*each states states"]

@@ -1,4 +1,4 @@
-"""Steps of chains within their lengths, and products of rows and tables of a step."""
+"""Steps of chains within their lengths."""
 
 import math
 from collections.abc import Sequence
@@ -47,23 +47,6 @@ def held(values: Tensor, lengths: Tensor, *, best: bool) -> Tensor:
 def peak(logs: Tensor, dims: tuple[int, ...]) -> Tensor:
     """The maxima over some dims, kept at size 1; 0 where all is -inf."""
     return finite(logs.amax(dims, keepdim=True))
-
-
-def product(state: Tensor, matrix: Tensor) -> Tensor:
-    """(..., N) times (N, N), or rows times matrices (..., N, N), whose lead may be 1."""
-    if matrix.ndim == 2:
-        return state @ matrix
-    if matrix.ndim == 3 and len(matrix) == 1:
-        return state @ matrix[0]
-    return (state.unsqueeze(-2) @ matrix).squeeze(-2)
-
-
-def multiply(state: Tensor, matrix: Tensor, *, out: Tensor) -> None:
-    """`product` into an existing tensor; no gradient."""
-    if matrix.ndim == 2 or matrix.shape[0] == 1:
-        torch.mm(state, matrix if matrix.ndim == 2 else matrix[0], out=out)
-    else:
-        torch.bmm(state.unsqueeze(1), matrix, out=out.unsqueeze(1))
 
 
 def step_of(matrix: Tensor, step: int) -> Tensor:

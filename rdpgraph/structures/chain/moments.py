@@ -23,7 +23,7 @@ from rdpgraph.structures.chain.steps import (
 
 
 def entropy(parts: ChainTensors | RankTensors, log_base: Tensor | None = None) -> Tensor:
-    """(B,) nats; 0 for an impossible item. Differentiable once; by the machine any number of times.
+    """(B,) nats; 0 for an impossible item. Differentiable once; of tables any number of times.
 
     The `cross_entropy` with itself; the expectation of ``log_base`` (*batch, T, N), without
     gradient, is added. Ranks cost O(T N^2) products too, and O(N^2 r) for the values, in blocks.
@@ -45,7 +45,7 @@ def entropy(parts: ChainTensors | RankTensors, log_base: Tensor | None = None) -
 
 
 def _entropy(parts: ChainTensors | RankTensors, log_base: Tensor | None) -> Tensor:
-    """`entropy` by the machine, or by messages."""
+    """`entropy` by the recurrence, or by messages."""
     if log_base is None and isinstance(parts.transition, Tensor):
         table = ChainTensors(parts.unary, parts.transition, parts.lengths)
         values = rules.losses(table, table, divergence=False)
