@@ -63,11 +63,11 @@ void Run<Real>::prepare_descend(bool best) {
 template <typename Real>
 int64_t Run<Real>::label_before(const Series& one, int64_t item, int64_t step, int64_t v, bool best) {
   const Stage& g = stages[one.link];
-  const int64_t depth = g.depth, wide = g.labels <= lanes<Real>() ? lanes<Real>() : width<Real>();
+  const int64_t depth = g.depth;
   if (!best && !noise && one.kept && is_narrow(one)) {
     line.resize(depth);
     // In proportion to x_k exp(W_kv), unless these are near underflow.
-    const Real* x = one.before.data() + (item * (one.last - one.first + 1) + step - one.first) * wide;
+    const Real* x = one.before.data() + (item * (one.last - one.first + 1) + step - one.first) * depth;
     const Real* column = table(g, item).back + v * width<Real>();
     Real sum = 0;
 #pragma omp simd reduction(+ : sum)

@@ -202,8 +202,8 @@ void Run<Real>::series_sums(Series& one, int64_t item, bool keep) {
   for (int p = 0; p < P; ++p) {
     Part& of = parts[p];
     of.logs = out(to, data[0], item + p, At{one.first}, 0), of.known = out_level(to, item + p, At{one.first}, 0);
-    of.before = keep ? one.before.data() + (item + p) * many * K * lanes<Real>() : nullptr;
-    of.after = keep ? one.after.data() + (item + p) * many * width<Real>() : nullptr;
+    of.before = keep ? one.before.data() + (item + p) * many * depth : nullptr;
+    of.after = keep ? one.after.data() + (item + p) * many * depth : nullptr;
     of.site = other ? data[other->slot] + other->at.c + one.first * other->at.s + (item + p) * other->item : nullptr;
   }
   for (int64_t start = 0; start < many; start += kAhead) {
@@ -248,14 +248,14 @@ void Run<Real>::series_sums(Series& one, int64_t item, bool keep) {
       for (int p = 0; p < P; ++p) {
         Part& of = parts[p];
         if (keep) {
-          of.x.write(of.before + at * K * lanes<Real>(), lanes<Real>());
-          y[p].write(of.after + at * width<Real>(), lanes<Real>());
+          of.x.write(of.before + at * depth, left);
+          y[p].write(of.after + at * depth, left);
         }
         if (y[p].any_below(low, unused)) {
           settle(of, n);
           link_up<false>(g, At{one.first + at}, item + p, item + p + 1);
           of.settled = n + 1, of.fresh = true;
-          if (keep) std::fill_n(of.after + at * width<Real>(), K * lanes<Real>(), Real(0));
+          if (keep) std::fill_n(of.after + at * depth, depth, Real(0));
           continue;
         }
         of.base += double(of.highs[n]) + double(peak);
@@ -330,7 +330,7 @@ void Run<Real>::series_down(Series& one, int64_t item) {
   Vectors back[P];    // what the link after a row adds to its gradient
   alignas(64) Real row[P][wide];
   for (int p = 0; p < P; ++p) {
-    before[p] = one.before.data() + (item + p) * many * wide, after[p] = one.after.data() + (item + p) * many * width<Real>();
+    before[p] = one.before.data() + (item + p) * many * depth, after[p] = one.after.data() + (item + p) * many * depth;
     above[p] = out(to, grads[0], item + p, At{one.first}, 0);
     sites[p] = other && grads[other->slot]
         ? grads[other->slot] + other->at.c + one.first * other->at.s + (item + p) * other->item : nullptr;
@@ -338,11 +338,11 @@ void Run<Real>::series_down(Series& one, int64_t item) {
   for (int64_t n = many; n--;) {
     bool alone[P] = {};  // items whose rows are not in probabilities here
     for (int p = 0; p < P; ++p) {
-      Real *here = above[p] + n * to.out.s, *turned = after[p] + n * width<Real>();
+      Real *here = above[p] + n * to.out.s, *turned = after[p] + n * depth;
       if (!some[p]) some[p] = any_of(here, depth);
       Vectors pull, y, rest;
       if (some[p]) {
-        pull.read(here, left), y.read(turned, lanes<Real>());
+        pull.read(here, left), y.read(turned, left);
         for (int k = 0; k < K; ++k) pull.of[k] += back[p].of[k];
         pull.write(here, left);
         for (int k = 0; k < K; ++k) {
@@ -364,12 +364,12 @@ void Run<Real>::series_down(Series& one, int64_t item) {
       } else
         for (const Factor *f = factors + one.own->first, *end = f + one.own->count; f < end; ++f)
           if (f->link < 0 && grads[f->slot]) add_to(grads[f->slot], line_of(*f, item + p, At{one.first + n}, 0, 0), here, depth);
-      y.write(turned, lanes<Real>()), y.write(row[p], lanes<Real>());
+      y.write(turned, left), y.write(row[p], lanes<Real>());
     }
     multiply_rows<false, P, K>(row, t.back, depth, back);
     for (int p = 0; p < P; ++p) {
       Vectors x;
-      x.read(before[p] + n * wide, lanes<Real>());
+      x.read(before[p] + n * depth, left);
       for (int k = 0; k < K; ++k) back[p].of[k] *= x.of[k];
     }
   }
@@ -379,17 +379,19 @@ void Run<Real>::series_down(Series& one, int64_t item) {
   }
   if (!own) return;
   // The outer products of all rows, as matrix products of those that stay in the cache.
-  Kept& sums_of = kept[one.link];
-  if (sums_of.before.empty()) start_kept(g, sums_of);
-  for (int p = 0; p < P; ++p) {
-    Real* sums = sums_of.sums.data() + (g.table_item ? item + p : 0) * depth * width<Real>();
-    for (int64_t n = 0; n < many; n += kKept)
-      for (int64_t k = 0; k < depth; k += kRows)
-        by_rows(std::min(kRows, depth - k), [&](auto rows) {
-          multiply<Real, decltype(rows)::value, false, wide>(
-              before[p] + n * wide + k, 1, after[p] + n * width<Real>(), std::min(kKept, many - n),
-              sums + k * width<Real>(), width<Real>());
-        });
+  Kept& rows = kept[one.link];
+  if (rows.before.empty()) start_kept(g, rows);
+  const int64_t most = most_kept(g);
+  for (int64_t p = 0; p < P; ++p) {
+    const int64_t set = g.table_item ? item + p : 0;
+    for (int64_t n = 0; n < many; n += most) {
+      multiply_kept(g, 0, set);
+      const int64_t count = rows.counts[set] = std::min(most, many - n);
+      std::memcpy(rows.before.data() + set * most * depth, before[p] + n * depth, count * depth * sizeof(Real));
+      for (int64_t k = 0; k < count; ++k)
+        std::memcpy(rows.after.data() + (set * most + k) * width<Real>(), after[p] + (n + k) * depth, depth * sizeof(Real));
+    }
+    multiply_kept(g, 0, set);
   }
 }
 
@@ -415,9 +417,9 @@ void Run<Real>::each_of_series(const Series& one, Each each) const {
 template <typename Real>
 template <bool best>
 void Run<Real>::series_up(Series& one, bool keep) {
-  const int64_t many = batch * (one.last - one.first + 1), wide = stages[one.link].labels <= lanes<Real>() ? 1 : 2;
+  const int64_t many = batch * (one.last - one.first + 1) * stages[one.link].labels;
   one.kept = keep;
-  if (keep) one.before.resize(many * wide * lanes<Real>()), one.after.resize(many * width<Real>());
+  if (keep) one.before.resize(many), one.after.resize(many);
   each_of_series(one, [&](int64_t item, auto k, auto p) {
     if constexpr (best) series_best<decltype(k)::value, decltype(p)::value>(one, item);
     else series_sums<decltype(k)::value, decltype(p)::value>(one, item, keep);
