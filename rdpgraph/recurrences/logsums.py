@@ -182,7 +182,7 @@ class _Link(_Operation):
         peak = x.amax(-1, keepdim=True)
         rows = torch.sub(x, peak, out=run.empty(x.shape)).exp_()
         total = matrix.product(rows, matrix.turned)
-        logs = total.log().add(peak)
+        logs = total.log().double().add_(peak)  # of two inputs in float32, too
         if matrix.peaks is not None:
             logs.add_(matrix.peaks)
         if matrix.hard:
@@ -283,7 +283,8 @@ class _Pair(_Operation):
             columns = torch.sub(y, other, out=run.empty(y.shape)).exp_()
             peak = mine + other.mT
         total = torch.bmm(rows, columns.mT)
-        run.made[self.slot] = total.log().add(peak).clamp_(min=_ABSENT).view(self.shape)
+        logs = total.log().double().add_(peak).clamp_(min=_ABSENT)
+        run.made[self.slot] = logs.view(self.shape)
         run.keep(self, rows, total, columns)
 
     def down(self, run: "Sums") -> None:
