@@ -77,6 +77,7 @@ def search(
             settled=() if settled is None else (settled[item] >= 0).nonzero().flatten().tolist(),
         )  # fmt: skip
         first, fits = states[item].numpy(), True
+        known = None if settled is None else settled[item].numpy()
         starts = [first]
         if summed:
             fits = run.value(first, deadline=until) is not None
@@ -84,7 +85,9 @@ def search(
         if summed and fits:
             starts = starts_of_sums(network, item, run, first, replace(limits, seconds=share))
         elif active > len(network.numbers):
-            starts = [completed(tables, len(network.numbers), first, limits.compiled())]
+            first = completed(tables, len(network.numbers), first, limits.compiled())
+            # What is best given the start need not be what is settled.
+            starts = [first if known is None else np.where(known >= 0, known, first)]
         share = max(until - clock.now(), 0.02 * share)
         patience = limits.patience * share
         result, told = None, float(constant[item])
@@ -101,7 +104,6 @@ def search(
                 more = [_overlaid(active_states(network, each), settled) for each in others]
                 more = [each[item].numpy() for each in more]
                 more = [each for each in more if (each != starts[0]).any()]
-                known = None if settled is None else settled[item].numpy()
                 drawn = _random_configurations(tables, limits.seed, known)
                 result = run.compete(
                     chain(starts, more, drawn), seconds=share, patience=patience,

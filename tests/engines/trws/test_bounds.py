@@ -259,6 +259,28 @@ def test_compiled_sweeps_and_those_in_numpy_bound_alike(kind, monkeypatch):
         torch.testing.assert_close(one, other, rtol=1e-6, atol=1e-6)
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_bounds_of_large_graphs_agree_with_those_given_evidence(dtype):
+    # Z is the sum of Z given each state of a variable, whatever the size of the graph.
+    graph = grid(60, 60, attraction=None, seed=2).to(dtype)
+    by = rg.Loopy(sweeps=5, seconds=0.4)
+
+    def bounds(graph: rg.FactorGraph) -> rg.answers.Bounds:
+        return rg.infer(graph, scheduler=by).bounds()
+
+    whole = bounds(graph)
+    parts = [bounds(graph.condition({"x[30, 30]": state})) for state in range(2)]
+    lower, upper = (torch.stack(ends).logsumexp(0) for ends in zip(*parts, strict=True))
+    assert float(lower) <= float(whole.upper)
+    assert float(whole.lower) <= float(upper)
+    for part in parts:
+        assert float(part.lower) <= float(whole.upper)
+        assert -math.inf < float(part.lower) < float(part.upper) < math.inf
+    # What is conditioned on everything is a score.
+    mode = rg.infer(graph, scheduler=by).mode()
+    assert float(graph.to(DOUBLE).score({**mode})) <= float(whole.upper)
+
+
 def test_bounds_of_a_batch_are_those_of_its_items():
     tables = random_tables(2, batch=3)
     together = rg.infer(graph_from(tables), scheduler=rg.Loopy(sweeps=20))
