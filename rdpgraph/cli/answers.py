@@ -180,7 +180,8 @@ def _completed(known: Answer, *, said: bool, sums: bool, until: float) -> Answer
         elif late:  # no time for a proof
             proved = posterior.solution.status_of("mode").exact
             optimal = (proved,) * len(known.scores)
-            ceilings = known.scores if proved else ()
+            # The bound of a mode that is proved is its score, rounded upwards: no more is computed.
+            ceilings = tuple(posterior.mode_bound().reshape(-1).tolist()) if proved else ()
     return replace(
         known,
         log_partition=log_z,
