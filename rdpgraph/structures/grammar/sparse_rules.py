@@ -163,10 +163,10 @@ def _places(groups: Tensor) -> Tensor:
 
 
 def _grid(groups: Tensor, count: int, most: int) -> Tensor:
-    """(count, most) the members of each group, R where it has fewer, for groups (R,)."""
+    """(most, count) the members of each group, R where it has fewer, for groups (R,)."""
     place, members = _places(groups), torch.arange(len(groups), device=groups.device)
-    grid = torch.full((count, most), len(groups), device=groups.device)
-    return grid.index_put((groups, place), members)
+    grid = torch.full((most, count), len(groups), device=groups.device)
+    return grid.index_put((place, groups), members)
 
 
 @dataclass(frozen=True, eq=False)
@@ -176,7 +176,7 @@ class Listing:
     Attributes:
         order: (M,) the number of each rule in the list that was given.
         left, right: (M + 1,) the states of the parts.
-        members: of groups of rules that are summed, (groups + 1, most), then of groups of these,
+        members: of groups of rules that are summed, (most, groups + 1), then of groups of these,
             and so on to those of each state as a parent; the last number of all is of none.
     """
 

@@ -88,8 +88,8 @@ def _listed(levels: int, *, apart: bool) -> tuple[Declared, str]:
     text, terms = [_LISTED], "m"
     for level in range(levels):
         name, last = f"members{level}", level == levels - 1
-        whole[name] = f"{'N' if last else f'H{level}'} F{level}"
-        text.append(f"g{level}[i, j, h] += {terms}[i, j, {name}[h, f]] if f >= 0")
+        whole[name] = f"F{level} {'N' if last else f'H{level}'}"
+        text.append(f"g{level}[i, j, h] += {terms}[i, j, {name}[f, h]] if f >= 0")
         terms = f"g{level}"
     text.append(f"a[i, j, p] += {terms}[i, j, p] * unary[i, j, p]")
     words = _WORDS

@@ -47,6 +47,10 @@ struct Line {
   int64_t apart[kLooks], stride[kLooks];
   const double* levels = nullptr;
   int64_t level_hop = 0;
+  // The numbers that say, one after the other, where entries are from `at` on; null: they are not all of it.
+  const int64_t* listed() const {
+    return looks == 1 && !hop && apart[0] == 1 && stride[0] == 1 ? numbers[0] : nullptr;
+  }
   int64_t operator()(int64_t k) const {
     int64_t sum = at + k * hop;
     for (int64_t l = 0; l < looks; ++l) sum += stride[l] * numbers[l][k * apart[l]];
@@ -235,6 +239,10 @@ template <typename Real> struct Run {
   }
   // target += the entries of a line, relative to a level, and a number.
   __attribute__((always_inline)) static void add(Real* target, const Real* source, const Line& from, double level, Real more, int64_t count) {
+    if (const int64_t* one = from.listed(); one && !from.level_hop) {
+      for (int64_t k = 0; k < count; ++k) target[k] += source[from.at + one[k]] + more;
+      return;
+    }
     if (from.looks || from.level_hop) {
       for (int64_t k = 0; k < count; ++k)
         target[k] += source[from(k)] + (more + (from.level_hop ? Real(from.levels[k * from.level_hop] - level) : 0));
@@ -249,7 +257,8 @@ template <typename Real> struct Run {
   // The entries of a line += source.
   static void add_to(Real* target, const Line& to, const Real* source, int64_t count) {
     if (!to.looks) return add_to(target + to.at, source, to.hop, count);
-    for (int64_t k = 0; k < count; ++k) target[to(k)] += source[k];
+    if (const int64_t* one = to.listed()) for (int64_t k = 0; k < count; ++k) target[to.at + one[k]] += source[k];
+    else for (int64_t k = 0; k < count; ++k) target[to(k)] += source[k];
   }
   static void add_to(Real* target, const Real* source, int64_t hop, int64_t count) {
     if (hop == 1) by_lanes<Real>(count, [&](int64_t k, auto left) {
@@ -521,6 +530,10 @@ template <typename Real> struct Run {
   }
   static void raise(Real* to, const Line& line, const Real* from, int64_t count) {
     if (!line.looks) return raise(to + line.at, from, line.hop, count);
+    if (const int64_t* one = line.listed()) {
+      for (int64_t k = 0; k < count; ++k) to[line.at + one[k]] = std::max(to[line.at + one[k]], from[k]);
+      return;
+    }
     for (int64_t k = 0; k < count; ++k) raise(to + line(k), from + k, 1, 1);
   }
   void row_raise(const Alternative& a, At s, int64_t p, int64_t r, int64_t depth, const Real* from) const {
