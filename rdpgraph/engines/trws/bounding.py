@@ -19,6 +19,7 @@ from rdpgraph.engines.compiled import Compiled, uncompiled
 from rdpgraph.engines.elimination_bounds import ceilings
 from rdpgraph.engines.reduction.network import Network
 from rdpgraph.engines.reduction.tables import active_states, full_states
+from rdpgraph.engines.scores import score_range
 from rdpgraph.engines.trws.bound import bound_operations
 from rdpgraph.engines.trws.mean_field import mean_field
 from rdpgraph.engines.trws.pairs import Pairwise, bounds_of_blocks, pairwise_of
