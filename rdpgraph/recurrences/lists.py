@@ -48,6 +48,7 @@ class _Cells:
 
     def __init__(self, run: "Run") -> None:
         self.run, self.shapes, self.ranges = run, run.layout.shapes, run.layout.ranges
+        self.conditions: dict[int, list[Affine]] = {}
         self.values: dict[str, Tensor] = {}
         for name, shape in self.shapes.items():
             size = (run.items, shape.steps * shape.cells, *shape.labels.values())
@@ -185,14 +186,25 @@ class _Cells:
             values[name] = first + torch.arange(most, device=device).view(-1, *ones)
             holds = holds & there & (values[name] < last)
         for form in self._conditions(rule):
-            if not form.names & labels:
-                own = torch.as_tensor(evaluate_form(form, values), device=device)
-                holds = holds & (own >= 0)
+            own = torch.as_tensor(evaluate_form(form, values), device=device)
+            holds = holds & (own >= 0)
         return values, dims, holds
 
     def _conditions(self, rule: Rule) -> list[Affine]:
-        """Forms that are at least 0 where a rule adds something."""
-        return self.run.layout.conditions(rule)
+        """Forms that are at least 0 where a rule adds something, labels aside.
+
+        That entries of a list are within its length was checked with the rows.
+        """
+        if id(rule) not in self.conditions:
+            known = set[Affine]()
+            for name in (row.variable for row in rule.rows):
+                known |= {Affine.of(name), self.run.program.ranges[name] - 1 - name}
+            self.conditions[id(rule)] = [
+                form
+                for form in self.run.layout.conditions(rule)
+                if form not in known and not form.names & self.run.program.labels
+            ]
+        return self.conditions[id(rule)]
 
     def _value(self, rule: Rule, table: Table, axes: Mapping[str, Tensor], count: int) -> Tensor:
         """(items or 1, n, *labels) what a rule adds to some cells."""
@@ -203,7 +215,7 @@ class _Cells:
             **{name: values[name].shape[-len(dims) + k] for k, name in enumerate(dims) if k},
             **{name: size for name, size in self.ranges.items() if name not in dims},
         }
-        if not all(sizes[name] for name in dims):
+        if not all(sizes[name] for name in dims) or not bool(holds.any()):
             return like.new_full((1, 1, *[1] * len(self.shapes[table.name].labels)), semiring.zero)
         factors = [self._factor(read, values, dims, sizes) for read in rule.factors]
         # Where the rule holds, and once for every value of a variable that nothing else has.
