@@ -261,7 +261,7 @@ class Banded(PairOperator):
     def evaluate(self, states: Sequence[Tensor]) -> Tensor:
         """The log-values on a grid of states, in O(grid (D + r))."""
         first, second = states[0].unsqueeze(-1), states[1].unsqueeze(-2)
-        gap, missing = second - first, torch.full((), -math.inf).to(self.log_values)
+        gap, missing = second - first, self.log_values.new_full((), -math.inf)
         values = missing if self.rest is None else self.rest.evaluate(states)
         given = rows_of(self.log_values, states[0])
         shape = broadcast_shapes(values.shape, gap.shape, (*given.shape[:-1], 1))
