@@ -1038,6 +1038,7 @@ def test_every_command_has_an_answer_in_json(run, tmp_path, asked):
         "sample": [ASIA, "-n", 2],
         "fit": [ASIA, rows, "-o", tmp_path / "b.bif", "--steps", 1],
         "parse": [grammar, "dog dog"],
+        "rank": [ASIA, "lung"],
     }
     names = {one.name or one.callback.__name__ for one in app.registered_commands}
     assert set(commands) == names
