@@ -340,7 +340,7 @@ def rank_command(
     from rdpgraph.cli.loading import Given, load
     from rdpgraph.cli.solving import ending, posterior_of
     from rdpgraph.plan.clock import Allowance
-    from rdpgraph.schedulers import Auto
+    from rdpgraph.schedulers.auto import Auto
 
     with show_progress("solving", time_seconds), ending(time_seconds):
         allowance, given = Allowance(time_seconds), Given(settings, do, soft)
