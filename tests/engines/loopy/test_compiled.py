@@ -133,7 +133,12 @@ def test_dampings_temperatures_and_counting_numbers(options):
 
 @pytest.mark.parametrize(
     ("name", "temperature"),
-    [("flooding", 0.0), ("random", 0.0), ("flooding", 1.0), ("residual", 1.0)],
+    [
+        ("flooding", 0.0),
+        pytest.param("residual", 1.0, marks=pytest.mark.long),
+        pytest.param("random", 0.0, marks=pytest.mark.long),
+        ("flooding", 1.0),
+    ],
 )
 def test_rows_whose_evidence_and_tables_rule_out_other_states(name, temperature):
     for seed in range(10, 12):
