@@ -452,7 +452,17 @@ def run_down(
     _function("down", run.dtype)(run.handle, _address(data), _address(grads))
     if run.dtype == up.dtype:
         return gradients
-    return [x if x is None else x.to(up.dtype) for x in gradients]
+    return [x if x is None else _narrowed(x, up.dtype) for x in gradients]
+
+
+def _narrowed(values: Tensor, dtype: torch.dtype) -> Tensor:
+    """Values in a narrower dtype, 0 in place of subnormal numbers, as compiled code has them.
+
+    A product of matrices that holds such numbers, as of a gradient and of what it is passed on to,
+    takes up to a hundred times longer.
+    """
+    made = values.to(dtype)
+    return made.masked_fill_(made.abs() < torch.finfo(dtype).tiny, 0.0)
 
 
 def rows_of(up: Upward, table: str) -> Tensor:

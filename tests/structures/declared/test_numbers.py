@@ -250,6 +250,17 @@ def test_what_is_not_a_number_is_refused_by_its_name(name):
             rebuilt(model, given)
 
 
+@pytest.mark.parametrize("spread", [3.0, 12.0, 30.0])
+@pytest.mark.parametrize("make", [Tags, Steps])
+def test_gradients_hold_no_subnormal_numbers(make, spread):
+    """Products of matrices that hold some take a hundred times as long."""
+    shape = (50, 50) if make is Tags else (7, 50, 50)
+    model = make(*((spread * draw(*part)).float() for part in ((8, 50), shape)))
+    _, *found = gradients(model)
+    for part in found:
+        assert not bool(((part != 0) & (part.abs() < torch.finfo(part.dtype).tiny)).any())
+
+
 @pytest.mark.parametrize("wide", [200.0, 5e3])
 @pytest.mark.parametrize("states", [3, 40])
 @pytest.mark.parametrize("make", [Tags, Steps])

@@ -86,6 +86,7 @@ void Run<Real>::prepare_down() {
 
 template <typename Real>
 void Run<Real>::down() {
+  const Flushed flushed;
   each_stage(false, true, [&](const Stage& g, At s) {
     if (Series* one = first_of_series(g, s.s)) return series_down(*one);
     if (g.kind == kKindSum) sum_down(g, s);
