@@ -113,7 +113,7 @@ def likeliest(solution: Solution, graph: FactorGraph) -> Tensor:
 
 def violations(graph: FactorGraph, states: Tensor) -> Tensor:
     """Count the factors and observations that configurations (B, V) contradict; returns (B,)."""
-    states = states.to(graph.device).reshape(*graph.batch_shape, -1)
+    states = states.to(graph.device).reshape(*graph.batch_shape, graph.num_variables)
     clash, every, _ = log_values_at(
         states, graph.domain, graph.blocks, graph.observed, graph.device
     )

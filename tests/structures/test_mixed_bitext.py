@@ -98,6 +98,13 @@ def test_a_batch_is_its_items():
         assert_close(pairs.sum(), one.pair_marginals().sum())
 
 
+def test_no_items():
+    model = bitext(2, 2, 0)
+    assert model.log_partition().shape == model.entropy().shape == (0,)
+    assert model.marginals().shape == model.unary.shape == (0, 3, 3, 3, 3, 1)
+    assert model.k_best(2).scores.shape == (2, 0)
+
+
 @pytest.mark.parametrize(("p", "q"), [(5, 4), (4, 6)])
 def test_lists_without_a_mask_are_the_recursion(p, q):
     model = bitext(p, q)

@@ -299,7 +299,7 @@ class MixedBitext(Recurrence):
         logs = torch.cat([part.expand(items, -1) for part in logs], 1)
         if self.rules is not None:
             logs = logs + pad(self.rules.double(), (0, 1))[every.kind]
-        ways = logs.index_select(1, every.place).reshape(*self.batch_shape, -1)
+        ways = logs.index_select(1, every.place).reshape(*self.batch_shape, len(every.place))
         scored = every.scored.to(self.unary)
         return {
             "unary": self.unary, "ways": ways, "scored": scored.log(),
