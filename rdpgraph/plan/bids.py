@@ -1,5 +1,6 @@
 """Bids of routes, and the table of all bids for a model, as data that prints."""
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from enum import IntEnum
@@ -136,7 +137,10 @@ class Bids(Sequence[Offer]):
             if bid is None:
                 rows.append((offer.route, outcome, "", "", "", offer.note))
                 continue
-            costs = duration(bid.seconds), f"{quantity(bid.memory)}B"
+            costs = (
+                duration(bid.seconds) if math.isfinite(bid.seconds) else "-",
+                f"{quantity(bid.memory)}B" if math.isfinite(bid.memory) else "-",
+            )
             why = offer.note or bid.why
             rows.append((offer.route, outcome, bid.exactness.name.lower(), *costs, why))
         widths = [max(map(len, column)) for column in zip(*rows, strict=True)]

@@ -268,8 +268,8 @@ def _table(
         bids = one.bids
         refused = next((bid.refused for bid in bids.values() if bid.refused), "")
         if not bids:
-            doc = (type(one.route).__doc__ or "").partition("\n")[0]
-            rows.append(Offer(name, note=f"it is for: {doc}" if doc else ""))
+            doc = (type(one.route).__doc__ or "").partition("\n")[0].rstrip(".")
+            rows.append(Offer(name, note=f"does not apply ({doc})" if doc else ""))
         elif name in taken:
             rows.append(Offer(name, bids, "taken", tuple(taken[name])))
         elif one.standing:
