@@ -76,6 +76,7 @@ def test_advice_is_in_options_and_works(case: str, run, grids) -> None:
     assert not re.search(advice, err)  # another remedy may follow
 
 
+@pytest.mark.long
 def test_a_sample_that_does_not_fit_names_options_that_it_has(run, grids) -> None:
     code, out, err = run("sample", grids / "large.uai", "--time", "2s")
     assert (code, out) == (1, "")

@@ -438,6 +438,7 @@ def syndromes_of(model, shots, seed=0):
     return model.syndrome_of(model.sample(shots, generator))[0]
 
 
+@pytest.mark.long
 def test_sinter_collects_with_and_without_noise_checks_and_observables():
     sinter = pytest.importorskip("sinter", reason="sinter calls the decoder")
     import stim

@@ -263,6 +263,7 @@ def dense(*, trained: bool = False) -> rg.FactorGraph:
     return rg.FactorGraph(factors)
 
 
+@pytest.mark.long
 def test_auto_estimates_log_z_where_exact_inference_does_not_fit(monkeypatch):
     monkeypatch.setattr(tuning, "MEMBER_VARIABLE", 0.5)
     graph = dense()

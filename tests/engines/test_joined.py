@@ -180,6 +180,7 @@ def test_auto_goes_on_where_exact_does_not_fit():
         rg.infer(graph, scheduler=rg.Contraction(memory=1e3))
 
 
+@pytest.mark.long
 def test_auto_does_not_plan_a_large_graph_with_cycles():
     x = rg.VariableArray("x", (300, 300), 2)
     agree = rg.Table(torch.tensor([[0.2, -0.2], [-0.2, 0.2]]))

@@ -219,6 +219,7 @@ def test_networks_without_edges_in_time_are_those_of_each_row():
     )
 
 
+@pytest.mark.long
 def test_drawn_series_are_as_likely_as_the_entropy_says():
     model = network()
     generator = torch.Generator().manual_seed(0)

@@ -50,6 +50,7 @@ def test_fits_in_inference_mode_are_the_same():
     assert [fit.history for fit in again] == [fit.history for fit in fits]
 
 
+@pytest.mark.long
 def test_optimisers_of_torch_and_batches_serve():
     em = EM(model, start(), limit=40, tolerance=0, batch_size=32)
     adam = functools.partial(torch.optim.Adam, lr=0.2)
@@ -76,6 +77,7 @@ def test_standard_errors_of_complete_rows_are_the_binomial_ones():
     torch.testing.assert_close(weighted["a"][0], expected / 2)
 
 
+@pytest.mark.long
 def test_gaps_widen_standard_errors_and_what_is_fixed_has_none():
     em = EM(model, start(), tolerance=1e-12)
     full, part = rows(200, gaps=0.0), rows(200, gaps=0.5)

@@ -210,6 +210,7 @@ def test_scores_are_log_likelihoods():
         assert BayesianNetwork(EDGES).fit(table).score(table) == network.score(table)
 
 
+@pytest.mark.long
 def test_standard_errors_are_binomial_and_gaps_widen_them():
     table = frame(200)
     network = BayesianNetwork(EDGES, tolerance=1e-12, limit=1000).fit(table)

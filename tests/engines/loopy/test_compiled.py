@@ -121,7 +121,9 @@ def test_maxima(name, seed):
         {"damping": rg.loopy.ProbabilityDamping(0.4)},
         {"counting": rg.loopy.Fractional(0.6)},
         {"counting": rg.loopy.TreeReweighted(), "damping": 0.2},
-        {"temperature": 0.4, "counting": rg.loopy.Fractional(1.7)},
+        pytest.param(
+            {"temperature": 0.4, "counting": rg.loopy.Fractional(1.7)}, marks=pytest.mark.long
+        ),
         {"temperature": 0.0, "counting": rg.loopy.Fractional(0.6), "damping": 0.5},
     ],
 )

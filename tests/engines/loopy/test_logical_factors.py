@@ -625,6 +625,7 @@ def test_the_mode_of_an_assignment_is_the_best_permutation(seed):
         assert abs(float(graph.score(mode)) - best) < 1e-9
 
 
+@pytest.mark.long
 def test_items_of_a_batch_settle_as_each_does_alone():
     graph, x, weights = assignments(4, batch=(2,))
     together = rg.infer(graph, scheduler=rg.Loopy(tolerance=1e-10))

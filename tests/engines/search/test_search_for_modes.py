@@ -223,6 +223,7 @@ def test_values_of_marginal_configurations_are_their_log_masses(deadline):
             assert value + float(network.constant[0]) == pytest.approx(mass, rel=1e-9)
 
 
+@pytest.mark.long
 def test_a_batch_is_its_items():
     graph = random_graph(5, zeros=0.2, batch=(3,))
     posterior = rg.infer(graph, scheduler=rg.Search(seconds=5.0))
