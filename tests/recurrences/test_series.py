@@ -7,15 +7,7 @@ import torch
 
 from rdpgraph import Input, Lengths, Recurrence
 from tests.recurrences.reference import interpreted
-
-
-class Chain(Recurrence):
-    unary, transition, lengths = Input("T N"), Input("N N"), Lengths("T")
-    rules = """
-        a[0, n] += unary[0, n]
-        a[t, n] += a[t-1, m] * transition[m, n] * unary[t, n]
-        goal    += a[lengths-1, n]
-    """
+from tests.structures.declared.models import Tags as Chain
 
 
 class Words(Recurrence):

@@ -8,6 +8,7 @@ import torch
 from torch.testing import assert_close
 
 import rdpgraph as rg
+from tests.structures.declared.models import agree_by_threads_and_items
 
 INF = math.inf
 
@@ -154,14 +155,4 @@ def test_threads_and_items_one_by_one_agree(kind):
             "ranked": lambda: rg.Hypertree(trees[own], ranks, lengths=some),
         }[kind]()
 
-    before, found = torch.get_num_threads(), []
-    try:
-        for threads in (1, 2):
-            torch.set_num_threads(threads)
-            found.append(gradients(made(None)))
-    finally:
-        torch.set_num_threads(before)
-    assert_close(*found)
-    for item in range(5):
-        value, single, *_ = gradients(made(item))
-        assert_close((value, single), (found[0][0][item, None], found[0][1][item, None]))
+    agree_by_threads_and_items(lambda item: gradients(made(item)), len(lengths))

@@ -103,6 +103,24 @@ def rebuilt(model, parts):
     return type(model)(*parts, *([model.lengths] if hasattr(model, "lengths") else []))
 
 
+def agree_by_threads_and_items(asked, count):
+    """One thread or two, and items one by one, give the same; ``asked(None)`` is of all items.
+
+    Answers are log Z, the gradient in the sites, and others that items share.
+    """
+    before, found = torch.get_num_threads(), []
+    try:
+        for threads in (1, 2):
+            torch.set_num_threads(threads)
+            found.append(asked(None))
+    finally:
+        torch.set_num_threads(before)
+    torch.testing.assert_close(*found)
+    for item in range(count):
+        of_one, of_all = asked(item)[:2], [part[item, None] for part in found[0][:2]]
+        torch.testing.assert_close(list(of_one), of_all)
+
+
 LENGTHS = torch.tensor([4, 2, 0, 1])
 TRANSITIONS = {
     "table": draw(3, 3, seed=1),

@@ -16,6 +16,7 @@ from tests.structures.declared.models import (
     Spans,
     Steps,
     Tags,
+    agree_by_threads_and_items,
     draw,
     leaves,
     rebuilt,
@@ -325,17 +326,7 @@ def test_threads_and_items_one_by_one_agree(kind):
             "ranked": lambda: RankedSpans(pick(trees), *ranks, some),
         }[kind]()
 
-    before, found = torch.get_num_threads(), []
-    try:
-        for threads in (1, 2):
-            torch.set_num_threads(threads)
-            found.append(gradients(made(None)))
-    finally:
-        torch.set_num_threads(before)
-    assert_close(*found)
-    for item in range(5):
-        value, single, *_ = gradients(made(item))
-        assert_close((value, single), (found[0][0][item, None], found[0][1][item, None]))
+    agree_by_threads_and_items(lambda item: gradients(made(item)), len(lengths))
 
 
 @pytest.mark.parametrize("low", [0.0, -1e3])
