@@ -5,6 +5,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
+import torch
 from torch import Tensor
 
 from rdpgraph.recurrences.semirings import Prepared, Semiring
@@ -177,3 +178,25 @@ def _as_matrix(
     rows, columns = math.prod(sizes), math.prod(x.size(name) for name in summed)
     shape = [items, *(x.size(name) for name in shared), rows, columns]
     return values.reshape(shape), items, sizes
+
+
+def entries_at(values: Tensor, flat: Tensor) -> Tensor:
+    """(items, entries, *labels) some entries of the second dim of values, for each item its own."""
+    if len(flat) == 1:
+        (index,) = flat
+        entries = torch.arange(values.shape[1], device=index.device)
+        return values if torch.equal(index, entries) else values.index_select(1, index)
+    item = torch.arange(len(flat), device=flat.device).unsqueeze(1)
+    return values[item if len(values) > 1 else 0, flat]
+
+
+def merge_names(values: Tensor, names: Sequence[str]) -> Named:
+    """(items, *dims) with names; of two dims of one name, the entries where both are the same."""
+    names = [*names]
+    for name in dict.fromkeys(names):
+        while names.count(name) > 1:
+            one = names.index(name)
+            other = names.index(name, one + 1)
+            values = values.diagonal(dim1=1 + one, dim2=1 + other)
+            names = [*(n for k, n in enumerate(names) if k not in (one, other)), name]
+    return Named(values, tuple(names))

@@ -20,6 +20,7 @@ from torch import Tensor
 
 from rdpgraph._core import tuning
 from rdpgraph.recurrences.affine import Affine, evaluate_form
+from rdpgraph.recurrences.evaluation import fill
 from rdpgraph.recurrences.interpreter import STEP, Run
 from rdpgraph.recurrences.program import Lookup, Program, Read, Row, Rule, Table, inside
 from rdpgraph.recurrences.semirings import LogSum, Max
@@ -39,7 +40,7 @@ def run_up(
         for array, x in zip(program.inputs, inputs, strict=True)
     }
     run = Run(program, given, lengths, sizes, Max() if best else LogSum())
-    run.fill()
+    fill(run)
     dtype = next((x.dtype for x in inputs if x.is_floating_point()), torch.float64)
     return Derived(tuple(inputs), run.goal().to(dtype).expand(run.items), _Cells(run))
 

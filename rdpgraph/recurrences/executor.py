@@ -28,7 +28,7 @@ from rdpgraph.native.library import threads
 from rdpgraph.native.loading import TypedLibrary
 from rdpgraph.recurrences.affine import Affine
 from rdpgraph.recurrences.derivations import Derived
-from rdpgraph.recurrences.interpreter import evaluate
+from rdpgraph.recurrences.evaluation import evaluate
 from rdpgraph.recurrences.lowering import UnloweredError, lower
 from rdpgraph.recurrences.program import Program, Read
 from rdpgraph.recurrences.records import RECORDS

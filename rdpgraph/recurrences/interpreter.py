@@ -22,9 +22,15 @@ from torch import Tensor
 
 from rdpgraph._core.cache import cached_property, remembered
 from rdpgraph.recurrences.affine import Affine, evaluate_form
-from rdpgraph.recurrences.contraction import Named, Step, contract, plan_steps
+from rdpgraph.recurrences.contraction import (
+    Named,
+    Step,
+    contract,
+    entries_at,
+    merge_names,
+    plan_steps,
+)
 from rdpgraph.recurrences.links import with_links
-from rdpgraph.recurrences.lists import entries_at, fill_by_cells, merge_names
 from rdpgraph.recurrences.program import Array, Lookup, Program, Read, Rule, Table, inside
 from rdpgraph.recurrences.semirings import Prepared, Semiring
 
@@ -32,24 +38,6 @@ Index = NDArray[np.int64]
 
 STEP = "step"
 """The name of the order where it is a variable of its own; users' variables may not hide it."""
-
-
-def evaluate(
-    program: Program, inputs: Mapping[str, Tensor], lengths: Mapping[str, Tensor | int],
-    sizes: Mapping[str, int], semiring: Semiring,
-) -> Tensor:  # fmt: skip
-    """The goal of each item, (items,); `semiring.one` where its ends are before the first cells.
-
-    Args:
-        program: the recurrence.
-        inputs: (items or 1, *dims) each; logs, or whole numbers inside of what they index.
-        lengths: (items,) whole numbers, or one for all.
-        sizes: of the inputs.
-        semiring: log-sums, maxima or counts.
-    """
-    run = Run(program, inputs, lengths, sizes, semiring)
-    run.fill()
-    return run.goal()
 
 
 # ---- layouts ----
@@ -334,10 +322,10 @@ class Run:
         return wanted
 
     def fill(self) -> None:
-        """Compute all steps of all tables, and of the goals those that items need."""
-        if self.program.is_listed:
-            fill_by_cells(self)
-            return
+        """Compute all steps of all tables, and of the goals those that items need.
+
+        Places are no data: see `evaluation.fill`.
+        """
         wanted = self.wanted_steps()
         for step in range(self.layout.steps):
             for table in self.program.tables:

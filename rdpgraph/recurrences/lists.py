@@ -7,23 +7,21 @@ Of tables whose order is data these are the cells of a level, of which all that 
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from rdpgraph.recurrences.affine import Affine, evaluate_form
-from rdpgraph.recurrences.contraction import Named, contract, plan_steps
+from rdpgraph.recurrences.contraction import Named, contract, entries_at, merge_names, plan_steps
+from rdpgraph.recurrences.interpreter import Run
 from rdpgraph.recurrences.program import Lookup, Read, Row, Rule, Table
-
-if TYPE_CHECKING:
-    from rdpgraph.recurrences.interpreter import Run
 
 NODE, STEP = "@node", "step"
 """The dim of cells, and the order where it is a variable; users' names have no such sign."""
 
 
-def fill_by_cells(run: "Run") -> None:
+def fill_by_cells(run: Run) -> None:
     """Compute all tables of a run of which places are data."""
     cells = _Cells(run)
     tables, start = [table.name for table in run.program.tables], 0
@@ -46,7 +44,7 @@ def fill_by_cells(run: "Run") -> None:
 class _Cells:
     """The values of all tables: (items, steps * places, *labels) each, as far as computed."""
 
-    def __init__(self, run: "Run") -> None:
+    def __init__(self, run: Run) -> None:
         self.run, self.shapes, self.ranges = run, run.layout.shapes, run.layout.ranges
         self.conditions: dict[int, list[Affine]] = {}
         self.values: dict[str, Tensor] = {}
@@ -305,25 +303,3 @@ class _Cells:
         for k, name in enumerate(labels):
             wide[name] = torch.arange(sizes[name], device=device).view(-1, *ones[k + 1 :])
         return wide
-
-
-def entries_at(values: Tensor, flat: Tensor) -> Tensor:
-    """(items, entries, *labels) some entries of the second dim of values, for each item its own."""
-    if len(flat) == 1:
-        (index,) = flat
-        entries = torch.arange(values.shape[1], device=index.device)
-        return values if torch.equal(index, entries) else values.index_select(1, index)
-    item = torch.arange(len(flat), device=flat.device).unsqueeze(1)
-    return values[item if len(values) > 1 else 0, flat]
-
-
-def merge_names(values: Tensor, names: Sequence[str]) -> Named:
-    """(items, *dims) with names; of two dims of one name, the entries where both are the same."""
-    names = [*names]
-    for name in dict.fromkeys(names):
-        while names.count(name) > 1:
-            one = names.index(name)
-            other = names.index(name, one + 1)
-            values = values.diagonal(dim1=1 + one, dim2=1 + other)
-            names = [*(n for k, n in enumerate(names) if k not in (one, other)), name]
-    return Named(values, tuple(names))

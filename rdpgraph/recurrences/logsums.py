@@ -32,7 +32,8 @@ from rdpgraph._core.cache import remembered
 from rdpgraph.logspace.gradients import is_transformed, regradient
 from rdpgraph.recurrences.affine import Affine
 from rdpgraph.recurrences.contraction import plan_steps
-from rdpgraph.recurrences.interpreter import STEP, Layout, Run, evaluate, shape_of
+from rdpgraph.recurrences.evaluation import evaluate
+from rdpgraph.recurrences.interpreter import STEP, Layout, Run, shape_of
 from rdpgraph.recurrences.program import Array, Lookup, Program, Read, Rule, Table
 from rdpgraph.recurrences.semirings import LogSum
 
@@ -1242,7 +1243,7 @@ def log_partition(
     program: Program, inputs: Mapping[str, Tensor], lengths: Mapping[str, Tensor | int],
     sizes: Mapping[str, int],
 ) -> Tensor:  # fmt: skip
-    """(items,) log Z in nats, with all derivatives: `interpreter.evaluate`, in far less time.
+    """(items,) log Z in nats, with all derivatives: `evaluation.evaluate`, in far less time.
 
     Second derivatives are those of the interpreter, and so is all that a matrix product may lose.
     """

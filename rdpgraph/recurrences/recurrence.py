@@ -18,7 +18,7 @@ from rdpgraph.model.potentials.table import as_values, as_whole
 from rdpgraph.recurrences import derivations, executor, logsums
 from rdpgraph.recurrences.affine import Affine, evaluate_form
 from rdpgraph.recurrences.derivations import Derived
-from rdpgraph.recurrences.interpreter import evaluate
+from rdpgraph.recurrences.evaluation import evaluate
 from rdpgraph.recurrences.potentials import sizes_of
 from rdpgraph.recurrences.program import Array, Lookup, Program, Row, Rule
 from rdpgraph.recurrences.semirings import Count, LogSum, Max, Most, Semiring

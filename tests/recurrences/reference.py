@@ -3,7 +3,7 @@
 import torch
 
 from rdpgraph import Recurrence
-from rdpgraph.recurrences.interpreter import evaluate
+from rdpgraph.recurrences.evaluation import evaluate
 from rdpgraph.recurrences.semirings import LogSum, Max
 
 
