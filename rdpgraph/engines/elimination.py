@@ -311,6 +311,7 @@ def _cooled(tables: Tables, rng: "np.random.Generator", deadline: float) -> Inte
     The first sweep shows how many there is time for. Returns None if these would be too few.
     """
     near = _neighbourhoods(tables)
+    # Chains begin so hot that the widest table spans ANNEALED_RANGE nats, and end at temperature 1.
     ranges = [float(np.ptp(stack.values)) for stack in tables.stacks]
     least = min(effort.ANNEALED_RANGE / max([*ranges, effort.ANNEALED_RANGE]), 1.0)
     sizes = np.array(tables.sizes, np.int64)
@@ -323,6 +324,7 @@ def _cooled(tables: Tables, rng: "np.random.Generator", deadline: float) -> Inte
             clock.count(tuning.SEARCH_VISIT * (1 + len(near[v])))
             for values, others, strides, along in near[v]:
                 log_values += values[along[:, None] + strides @ states[others]]
+            # Draw the variable's state in every chain, given its neighbours.
             log_values -= log_values.max(0)
             reach = np.exp(power * log_values).cumsum(0)
             states[v] = (reach < rng.random(effort.ANNEALED_CHAINS) * reach[-1]).sum(0)

@@ -324,6 +324,7 @@ def _leaves(tables: Tables, maximised: Set[int], deadline: float) -> tuple[list[
         v = waiting.pop()
         if v in gone or v in maximised:
             continue
+        # Sum a variable out where one of its factors spans all of them: no table grows.
         touching = [factors[number] for number in at[v]]
         widest = max((scope for scope, _ in touching), key=len, default=(v,))
         if not set().union(*(scope for scope, _ in touching)) <= set(widest):
@@ -333,6 +334,7 @@ def _leaves(tables: Tables, maximised: Set[int], deadline: float) -> tuple[list[
         for number in list(at[v]):
             for u in factors.pop(number)[0]:
                 at[u].discard(number)
+        # The message is a factor of those that are left, which may be leaves now.
         scope = (v, *(u for u in widest if u != v))
         joint = product(touching, scope, tables.sizes)
         rest, message = varying(scope[1:], log_sum(joint, 0))
