@@ -20,6 +20,7 @@ from rdpgraph.estimate.selections import Selection, Size, TopSystematic, checked
 from rdpgraph.estimate.signed import Signed
 from rdpgraph.interface.sites import Sites
 from rdpgraph.logspace.logmatrix import finite
+from rdpgraph.model.potentials.potential import checked_log_values
 from rdpgraph.model.restriction import Support
 
 _GROUPS = 4
@@ -146,7 +147,9 @@ class Randomized(Estimator):
             if not lowest(sites.unary) > -math.inf:
                 log_scores = torch.where(sites.unary > -math.inf, log_scores, sites.unary)
             log_scores = log_scores.expand(sites.unary.shape)
-            chosen.append(self.selection.select_each(log_scores, count, setting.generator))
+            support = self.selection.select_each(log_scores, count, setting.generator)
+            checked_log_values(f"{type(self.selection).__name__}'s choice", support.log_weights)
+            chosen.append(support)
         return chosen
 
 

@@ -166,7 +166,9 @@ class Along(rg.randomized.Selection):
     uniforms: Tensor | None = None
 
     def select(self, log_q: Tensor, generator: torch.Generator | None) -> Support:
-        scores = log_q.double()
+        # A row without a possible state, as of spans that end before they begin, may be any.
+        none = log_q.amax(-1, keepdim=True) == -math.inf
+        scores = torch.where(none, 0.0, log_q.double())
         top = self.keep // 2
         sure = scores.topk(top).indices
         rest = scores.scatter(-1, sure, -math.inf)

@@ -8,6 +8,7 @@ import torch
 from torch.testing import assert_close
 
 import rdpgraph as rg
+from rdpgraph.errors import ModelError
 from rdpgraph.randomized import Local, Pilot, Selection, Top, TopSystematic, Uniform
 from rdpgraph.testing import brute_force
 from tests.estimate.enumeration import Script, outcomes
@@ -227,3 +228,15 @@ def test_bounds_of_a_batch_are_those_of_its_items(monkeypatch):
         one = rg.Chain(both.unary[item], both.transition)
         alone, _ = rg.infer(one, estimator=estimator, generator=seeded()).replicates.bounds
         assert_close(alone, least[item])
+
+
+def test_weights_that_are_not_numbers_are_refused_by_the_name_of_their_selection():
+    class Broken(Selection):
+        def select(self, log_q, generator=None):
+            support = Top(2).select(log_q, generator)
+            return rg.extend.Support(support.states, support.log_weights * math.nan)
+
+    model = rg.Chain(draw(4, 20), draw(20, 20, seed=1))
+    for one in (model, model.factor_graph()):
+        with pytest.raises(ModelError, match="Broken's choice needs log-values below"):
+            rg.infer(one, estimator=rg.Randomized(Local(), Broken()))
