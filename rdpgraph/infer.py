@@ -3,7 +3,6 @@
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import partial
-from importlib import import_module
 from typing import TYPE_CHECKING, Any, overload
 
 import torch
@@ -11,17 +10,15 @@ import torch
 from rdpgraph._core.cache import recording
 from rdpgraph._core.compiler import opaque
 from rdpgraph._core.portable import tensors_in
-from rdpgraph.engines.recognised import StructureSolution, plan_of
 from rdpgraph.errors import ModelError
 from rdpgraph.estimate.estimator import Estimator, Exact, Model, Problem
-from rdpgraph.estimate.recognised import prepared_as_structure
 from rdpgraph.interface.sites import free_variables
 from rdpgraph.interface.structure import Structure
 from rdpgraph.model.graph import FactorGraph
 from rdpgraph.plan.plan import Plan
 from rdpgraph.query.posterior import Posterior
 from rdpgraph.schedulers.auto import Auto
-from rdpgraph.schedulers.contraction import begun, prepared, solve_exactly
+from rdpgraph.schedulers.preparing import begun, prepared, solve_exactly
 from rdpgraph.schedulers.scheduler import Scheduler, require_room_for_states
 
 if TYPE_CHECKING:
@@ -111,6 +108,8 @@ def infer(
         problem = _prepared(estimator or Exact(), model, scheduler, solve, generator)
         graph = structured = None
         if isinstance(problem.model, Structure):
+            from rdpgraph.engines.recognised import StructureSolution, plan_of
+
             planned = partial(plan_of, problem.model)
             solution = structured = StructureSolution(problem.model, solve)
         else:
@@ -127,9 +126,9 @@ def infer(
                 "declared model."
             )
     if isinstance(model, Structure):
-        # Posteriors of structures are loaded by those who have one.
-        kind = import_module("rdpgraph.query.structured").StructuredPosterior
-        return kind(planned, solution, model, structured)
+        from rdpgraph.query.structured import StructuredPosterior
+
+        return StructuredPosterior(planned, solution, model, structured)
     return Posterior(planned, solution, model, graph, partial(solve_exactly, scheduler), solve)
 
 
@@ -164,6 +163,8 @@ def explain(
     solve = partial(infer, scheduler=scheduler, generator=generator)
     problem = _prepared(estimator or Exact(), model, scheduler, solve, generator)
     if isinstance(problem.model, Structure):
+        from rdpgraph.engines.recognised import plan_of
+
         plan = plan_of(problem.model)
     else:
         graph = _checked(problem.model)
@@ -193,7 +194,10 @@ def _prepared(
     generator: torch.Generator | None,
 ) -> Problem:
     """What an estimator makes of a model, checked: estimators may be users' own."""
-    if isinstance(model, FactorGraph) and (scheduler is None or isinstance(scheduler, Auto)):
+    by_default = scheduler is None or isinstance(scheduler, Auto)
+    if estimator.takes_structures and by_default and isinstance(model, FactorGraph):
+        from rdpgraph.estimate.recognised import prepared_as_structure
+
         found = prepared_as_structure(estimator, model, solve=solve, generator=generator)
         if found is not None:
             return found
@@ -220,6 +224,8 @@ def _under(
     if isinstance(model, FactorGraph):
         declared = int(free_variables(model).sum()), model.num_factors
     else:
+        from rdpgraph.engines.recognised import plan_of
+
         declared = plan_of(model).num_variables, 0
     # The model and the estimator stay out of it, so that posteriors can be pickled.
     return partial(_estimated, name, counts, declared)

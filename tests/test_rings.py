@@ -5,6 +5,8 @@ import sys
 
 import pytest
 
+import rdpgraph as rg
+
 RINGS = {
     "search": (
         "rdpgraph.engines.search", "rdpgraph.schedulers.routes.search",
@@ -118,24 +120,51 @@ def test_the_core_answers_without(ring):
 
 
 LOADED = """
-import sys
 import torch
 import rdpgraph as rg
-x = [rg.Variable(name, 3) for name in "xyz"]
+x = [rg.Variable(name, 2) for name in "xyz"]
 pairs = [(x[0], x[1]), (x[1], x[2]), (x[2], x[0])]
-factors = [rg.Factor(pair, rg.Table(torch.randn(3, 3))) for pair in pairs]
+factors = [rg.Factor(pair, rg.Table(torch.randn(2, 2))) for pair in pairs[:COUNT]]
 posterior = rg.infer(rg.FactorGraph(factors))
 posterior.marginal(x[0]), posterior.log_partition
-print(*sorted(name for name in sys.modules if name.split(".")[0] == "rdpgraph"))
 """
 
 
+def modules_after(code: str) -> list[str]:
+    """The modules of the package that are loaded after some code has run in a new process."""
+    told = """
+import sys
+print(*sorted(name for name in sys.modules if name.split(".")[0] == "rdpgraph"))
+"""
+    command = [sys.executable, "-c", code + told]
+    return subprocess.run(command, capture_output=True, text=True, check=True).stdout.split()
+
+
 @pytest.mark.long
-def test_what_is_not_asked_is_not_imported():
-    """The figure is that of docs/architecture.md; most of these files are structures."""
-    run = subprocess.run([sys.executable, "-c", LOADED], capture_output=True, text=True, check=True)
-    loaded = run.stdout.split()
+@pytest.mark.parametrize("count", [2, 3])  # a chain, and a cycle
+def test_what_is_not_asked_is_not_imported(count):
+    """The figure is that of docs/architecture.md: no structure, no network, no auction."""
+    loaded = modules_after(f"COUNT = {count}\n{LOADED}")
     away = {module for ring in RINGS.values() for module in ring}
+    away |= {"rdpgraph.engines.loopy", "rdpgraph.engines.reduction", "rdpgraph.structures"}
+    away |= {"rdpgraph.recurrences", "rdpgraph.schedulers.auction"}
     assert not [name for name in loaded if any(name.startswith(one) for one in away)]
-    assert not [name for name in loaded if name.startswith("rdpgraph.engines.loopy")]
-    assert len(loaded) <= 215
+    assert len(loaded) <= 62
+
+
+@pytest.mark.long
+def test_a_structure_is_imported_where_a_graph_may_be_one():
+    code = """
+import torch
+import rdpgraph as rg
+x = rg.VariableArray("x", (500,), 2)
+model = rg.FactorGraph([rg.FactorBlock((x[1:], x[:-1]), rg.Table(torch.eye(2)))])
+assert rg.infer(model).status.route == "structure"
+"""
+    loaded = modules_after(code)
+    assert "rdpgraph.structures.chain.model" in loaded
+    others = ("grammar", "dependency", "parity", "matching", "derivations", "bitext")
+    places = tuple(f"rdpgraph.structures.{other}" for other in others)
+    assert not [name for name in loaded if name.startswith(places)]
+    for name in ("Chain", "SemiMarkov", "Hypertree", "ParityModel", "Matching"):
+        assert rg.extend.REGISTRY.known[name] is getattr(rg, name)

@@ -203,6 +203,11 @@ from which sums are over ranks."""
 CIRCUIT_CELLS, CIRCUIT_FACTORS = 2**15, 2**10
 """Cells of all tables of a small graph up to which a step of its circuit costs its call, not its
 arithmetic, and factors of such a graph."""
+CIRCUIT_CALL, CIRCUIT_LEVEL, CIRCUIT_CELL = 5e-5, 4e-6, 2.5e-8
+"""Seconds of log Z and marginals by a circuit: of any, for each of its levels and for each cell."""
+CIRCUIT_SECONDS = 1e-3
+"""Predicted seconds of a circuit up to which it answers before any structure is recognised; to
+recognise a chain and to answer for it takes 1.3 milliseconds at least."""
 SOLVED_TREES, PATH_NODES, PAIRED_COLUMNS = 2000, 600, 8
 """Variables whose spanning trees are counted by a linear solve, nodes of a picture laid out by
 shortest paths, and columns of which all products are made at once."""

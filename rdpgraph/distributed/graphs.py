@@ -25,8 +25,8 @@ from rdpgraph.model.variable import Variable, VariableArray
 from rdpgraph.plan.plan import Plan
 from rdpgraph.query.answers import StateValues
 from rdpgraph.query.posterior import Posterior
-from rdpgraph.schedulers.contraction import require_fit
 from rdpgraph.schedulers.loopy import Loopy, loopy_plan
+from rdpgraph.schedulers.scheduler import require_fit
 
 if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh

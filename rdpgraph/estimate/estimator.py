@@ -4,7 +4,7 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar, TypeAlias
+from typing import TYPE_CHECKING, Any, ClassVar, TypeAlias
 
 import torch
 from torch import Tensor
@@ -12,14 +12,15 @@ from torch import Tensor
 from rdpgraph._core.cache import cached_property
 from rdpgraph.engines.solution import Solution
 from rdpgraph.errors import ModelError
-from rdpgraph.estimate.selections import Selection
 from rdpgraph.interface.sites import Sites, by_entry, free_entries, graph_sites
 from rdpgraph.interface.structure import Structure
 from rdpgraph.model.domain import Domain
 from rdpgraph.model.graph import FactorGraph
 from rdpgraph.model.restriction import Support, expanded
-from rdpgraph.model.rewrites import opened
 from rdpgraph.model.variable import Variable, VariableArray
+
+if TYPE_CHECKING:
+    from rdpgraph.estimate.selections import Selection
 
 Model: TypeAlias = FactorGraph | Structure
 Supports: TypeAlias = tuple[Support | None, ...]
@@ -78,19 +79,21 @@ class Setting:
 
     model: Model  # a graph has its entries observed as a whole or not at all, by `opened`
     groups: tuple[Sites, ...]  # sites by their number of states; a structure has one group
-    selection: Selection  # chooses the states of the estimate
+    selection: "Selection"  # chooses the states of the estimate
     solve: Callable[[Model], Any]  # gives the posterior of a model
     generator: torch.Generator | None  # all the randomness there is
 
     @staticmethod
     def of(
         model: Model,
-        selection: Selection,
+        selection: "Selection",
         *,
         solve: Callable[[Model], Any],
         generator: torch.Generator | None,
     ) -> "Setting":
         """Setting of a model as declared; raises `ModelError` for a structure without sites."""
+        from rdpgraph.model.rewrites import opened
+
         model = opened(model) if isinstance(model, FactorGraph) else model
         return Setting(model, sites_of(model, generator), selection, solve, generator)
 

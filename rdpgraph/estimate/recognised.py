@@ -35,7 +35,7 @@ def prepared_as_structure(
     that a few states of each variable of the graph may have no configuration together. A structure
     chooses states that have. A chain's sites are the graph's variables: its graph is as good.
     """
-    match = _estimated_match(graph) if estimator.takes_structures else None
+    match = _estimated_match(graph)
     if match is None:
         return None
     try:

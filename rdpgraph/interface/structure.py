@@ -1,5 +1,6 @@
 """Structures: model types with special recursions, and the registry that recognises them."""
 
+import importlib
 import itertools
 import math
 from abc import ABC, abstractmethod
@@ -7,7 +8,7 @@ from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, fields, is_dataclass, replace
-from typing import Any, ClassVar, Self
+from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 import torch
 from torch import Tensor
@@ -17,10 +18,12 @@ from rdpgraph._core.notebook import panel, picture
 from rdpgraph._core.numbers import lowest
 from rdpgraph._core.portable import field_names, in_full_precision
 from rdpgraph.errors import ModelError, UnsupportedError
-from rdpgraph.interface.masks import Masks
 from rdpgraph.interface.sites import Sites
 from rdpgraph.logspace.gradients import by_autograd, expectations
 from rdpgraph.model.graph import FactorGraph
+
+if TYPE_CHECKING:
+    from rdpgraph.interface.masks import Masks
 
 _WIDTH = 120  # characters shown of a value that is no tensor
 
@@ -323,7 +326,7 @@ class Structure(Opaque, ABC):
         """The same structure with other unary potentials."""
         return replace(self, unary=unary)
 
-    def masks(self) -> Masks:
+    def masks(self) -> "Masks":
         """The yes-or-no questions that `RandomizedPruning` masks the structure by.
 
         Raises:
@@ -379,11 +382,29 @@ def is_tracked(value: object) -> bool:
     return any(is_tracked(getattr(value, name)) for name in field_names(type(value)))
 
 
+@dataclass(frozen=True)
+class Named:
+    """A structure of the library in the registry, which is imported when a graph may be one.
+
+    Attributes:
+        place: the class, as "package.module:Class".
+        may_be: a cheap test of a graph; False where `Structure.recognise` would return None.
+    """
+
+    place: str
+    may_be: Callable[[FactorGraph], bool]
+
+    def load(self) -> type[Structure]:
+        """The class, imported by now."""
+        module, _, name = self.place.partition(":")
+        return getattr(importlib.import_module(module), name)
+
+
 class Registry:
     """The structures that graphs are matched against, in order of registration."""
 
     def __init__(self) -> None:
-        self._known: dict[str, type[Structure]] = {}
+        self._known: dict[str, type[Structure] | Named] = {}
 
     def add(self, structure: type[Structure]) -> None:
         """Register a structure.
@@ -398,6 +419,10 @@ class Registry:
             raise ModelError(f"A structure named {name!r} is registered already.")
         self._known[name] = structure
 
+    def add_named(self, place: str, may_be: Callable[[FactorGraph], bool]) -> None:
+        """Register a structure of the library by the place of its class, as `Named` has it."""
+        self._known[place.partition(":")[2]] = Named(place, may_be)
+
     def remove(self, structure: type[Structure]) -> None:
         """Take a structure out again.
 
@@ -405,22 +430,37 @@ class Registry:
             ModelError: it is not registered.
         """
         name = getattr(structure, "__name__", repr(structure))
-        if name not in self._known or self._known[name] is not structure:
+        known = self._known.get(name)
+        if (known.load() if isinstance(known, Named) else known) is not structure:
             raise ModelError(f"No structure {name!r:.80} is registered.")
         del self._known[name]
 
     @property
     def known(self) -> Mapping[str, type[Any]]:
-        """The registered structures by name."""
-        return dict(self._known)
+        """The registered structures by name; those that are not imported yet are imported."""
+        return {
+            name: each.load() if isinstance(each, Named) else each
+            for name, each in self._known.items()
+        }
+
+    @property
+    def has_own(self) -> bool:
+        """True if a user has registered a structure, which is asked about every graph."""
+        return not all(isinstance(each, Named) for each in self._known.values())
 
     def recognise(self, graph: FactorGraph) -> Match | None:
         """The first structure that recognises a graph."""
         kept = _RECOGNISED.get()
         if kept is not None and kept and kept[0][0] is graph:
             return kept[0][1]
-        found = (structure.recognise(graph) for structure in self._known.values())
-        match = next((each for each in found if each is not None), None)
+        match = None
+        for each in self._known.values():
+            if isinstance(each, Named):
+                match = each.load().recognise(graph) if each.may_be(graph) else None
+            else:
+                match = each.recognise(graph)
+            if match is not None:
+                break
         if kept is not None:
             kept[:] = [(graph, match)]
         return match

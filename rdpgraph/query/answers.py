@@ -26,14 +26,15 @@ from rdpgraph.errors import (
     UnsupportedError,
 )
 from rdpgraph.estimate.estimator import Model
-from rdpgraph.estimate.replicates import Replicates
 from rdpgraph.logspace.gradients import possible_alone
 from rdpgraph.model.domain import Domain, Entry, Named
 from rdpgraph.model.frames import Labels, frame_of_joint, frame_of_states, frame_of_values
 from rdpgraph.model.graph import FactorGraph
-from rdpgraph.model.soundness import refuse_unsound
 from rdpgraph.model.variable import Variable, names_of
 from rdpgraph.plan.plan import Plan, require_room
+
+if TYPE_CHECKING:
+    from rdpgraph.estimate.replicates import Replicates
 
 
 class Answers(dict[Entry, Tensor]):
@@ -348,6 +349,8 @@ class Inferred(Portable, Opaque, ABC):
         with suppress(UnsupportedError):  # some estimates have no log Z
             # The sum is not finite if any of them is not.
             if not math.isfinite(self.solution.log_partition().detach().sum()):
+                from rdpgraph.model.soundness import refuse_unsound
+
                 refuse_unsound(self._declared)
         return True
 
@@ -442,8 +445,10 @@ class Inferred(Portable, Opaque, ABC):
         return self._log_z.reshape(self.batch_shape)
 
     @property
-    def replicates(self) -> Replicates:
+    def replicates(self) -> "Replicates":
         """The estimates of Z behind the answers: one, if no estimator made more."""
+        from rdpgraph.estimate.replicates import Replicates
+
         logs = self.log_partitions
         if self._answers.status_of("log_partition").exact:
             return Replicates(logs, errors=torch.zeros_like(logs[0].detach()))
@@ -473,4 +478,6 @@ class Inferred(Portable, Opaque, ABC):
     @property
     def effective_sample_size(self) -> Tensor:
         """(*batch,) the number of equal replicates with the same variance; 0 where Z is 0."""
+        from rdpgraph.estimate.replicates import Replicates
+
         return Replicates(self.log_partitions).effective_sample_size

@@ -12,15 +12,12 @@ from torch import Tensor
 
 from rdpgraph._core import tuning
 from rdpgraph._core.cache import differentiable_property
-from rdpgraph.engines.scores import score_range
 from rdpgraph.engines.solution import Solution, Status, meets
 from rdpgraph.errors import BudgetError, ModelError, UnsupportedError
 from rdpgraph.model.domain import Named
 from rdpgraph.model.evidence import MISSING
 from rdpgraph.model.factor import Factor, FactorBlock
 from rdpgraph.model.graph import FactorGraph
-from rdpgraph.model.rewrites import with_joint
-from rdpgraph.model.soundness import require_possible
 from rdpgraph.model.variable import Variable, VariableArray
 from rdpgraph.plan.plan import require_room
 from rdpgraph.query.answers import (
@@ -33,8 +30,6 @@ from rdpgraph.query.answers import (
     checked_draws,
     relative_entropy,
 )
-from rdpgraph.structures.draws import checked_temperature, perturbed_graph
-from rdpgraph.structures.potential import StructurePotential
 
 
 @dataclass(frozen=True, eq=False)
@@ -175,6 +170,8 @@ class Posterior(Inferred):
         try:
             values = self._answers.joint(wanted[0], self.solve)
             if values is None:
+                from rdpgraph.model.rewrites import with_joint
+
                 wider = with_joint(self.solved, wanted[0], self.solved.num_factors)
                 values = self.solve(wider).factor_marginals(len(wider.blocks) - 1)
         except BudgetError as error:
@@ -396,6 +393,8 @@ class Posterior(Inferred):
         states = self._mode_states().reshape(*self.graph.batch_shape, self.graph.num_variables)
         known = self._answers.mode_bound().reshape(self.graph.batch_shape)
         # A sum in the type of the model may round downwards; a bound is below no score.
+        from rdpgraph.engines.scores import score_range
+
         score = score_range(self.graph, states)[1].reshape(self.graph.batch_shape)
         known = torch.where(self.mode_is_optimal() & known.isposinf(), score, known)
         return torch.maximum(known, score)
@@ -488,6 +487,10 @@ class Posterior(Inferred):
             ModelError: a temperature that is not above 0.
             UnsupportedError: the estimator has none.
         """
+        # Few ask for relaxed draws.
+        from rdpgraph.structures.draws import checked_temperature, perturbed_graph
+        from rdpgraph.structures.potential import StructurePotential
+
         checked_temperature(temperature)
         self._require_possible("relaxed sample")
         self._require_room()
@@ -500,6 +503,8 @@ class Posterior(Inferred):
         if known is None or not bool(known.all()):
             _ = self._sound
             known = self._answers.possible() if known is None else known
+            from rdpgraph.model.soundness import require_possible
+
             require_possible(f"There is no {what}", known.reshape(self.graph.batch_shape))
 
 

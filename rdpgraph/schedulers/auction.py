@@ -12,8 +12,8 @@ from rdpgraph.model.graph import FactorGraph
 from rdpgraph.plan.bids import QUESTIONS, Bid, Bids, Exactness, Offer
 from rdpgraph.plan.clock import counted
 from rdpgraph.plan.plan import Budget, Plan
-from rdpgraph.schedulers.contraction import solved
 from rdpgraph.schedulers.in_turn import InTurn
+from rdpgraph.schedulers.preparing import solved
 from rdpgraph.schedulers.route import ROUTES, Entry, Given, Others, Route, Shape, Task
 from rdpgraph.schedulers.rows_apart import RowsApart
 from rdpgraph.schedulers.scheduler import Planned

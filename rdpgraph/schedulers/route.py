@@ -5,19 +5,23 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from math import prod
-from typing import Any, ClassVar, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, TypeAlias, TypeVar
 
 from rdpgraph._core import effort, tuning
-from rdpgraph.engines.reduction.network import Network
 from rdpgraph.engines.solution import Question, Solution
 from rdpgraph.errors import ModelError
+from rdpgraph.interface.structure import REGISTRY, Match
 from rdpgraph.model.graph import FactorGraph
 from rdpgraph.model.potentials.potential import Potential
 from rdpgraph.plan import clock
 from rdpgraph.plan.bids import Bid, Exactness
+from rdpgraph.plan.circuit import Circuit
 from rdpgraph.plan.clock import Allowance, Counter
 from rdpgraph.plan.plan import Budget, Plan
-from rdpgraph.schedulers.scheduler import budget_of, reduced
+from rdpgraph.schedulers.scheduler import budget_of, reduced, within
+
+if TYPE_CHECKING:
+    from rdpgraph.engines.reduction.network import Network
 
 Value = TypeVar("Value")
 
@@ -162,7 +166,7 @@ class Task:
         return self.once("counter", lambda: Counter() if self.seconds is None else None)
 
     @property
-    def network(self) -> Network:
+    def network(self) -> "Network":
         """The graph without observed variables and impossible states, as tables."""
         return self._reduced[0]
 
@@ -172,12 +176,52 @@ class Task:
         return self._reduced[1]
 
     @property
-    def _reduced(self) -> tuple[Network, float]:
-        def compute() -> tuple[Network, float]:
+    def _reduced(self) -> "tuple[Network, float]":
+        def compute() -> "tuple[Network, float]":
             begin = clock.now()
             return reduced(self.graph, self.exact_seconds), begin
 
         return self.once("reduced", compute)
+
+    @property
+    def match(self) -> Match | None:
+        """The structure that the graph is, recognised once; None if it is none.
+
+        Evidence is taken as factors of one variable. Only structures with a factor over all
+        variables, and those of automata, are found with it: others are found in what it leaves.
+        """
+
+        def compute() -> Match | None:
+            # A small graph is answered without these imports.
+            import rdpgraph.structures  # noqa: F401  # pyright: ignore[reportUnusedImport]
+            from rdpgraph.engines.recognised import graph_held
+
+            graph, kinds = self.graph, {"StructurePotential", "Automaton"}
+            if graph.observed is None or kinds & Shape.of(graph).potentials:
+                return REGISTRY.recognise(graph_held(graph))
+            return None
+
+        return self.once("match", compute)
+
+    @property
+    def circuit(self) -> Circuit | None:
+        """The circuit of a small graph which is no larger structure, or None.
+
+        A circuit that answers within a millisecond is taken whatever structure the graph is, as
+        to recognise one takes longer; unless a user has registered one.
+        """
+
+        def compute() -> Circuit | None:
+            circuit = within(self.memory, self.exact_seconds, self.graph)
+            if circuit is None or self.graph.observed is not None:
+                return circuit
+            if circuit_seconds(circuit) <= tuning.CIRCUIT_SECONDS and not REGISTRY.has_own:
+                return circuit
+            # Among structures of several sizes much is empty.
+            match = self.match
+            return None if match is not None and bool((match.numbers >= 0).all()) else circuit
+
+        return self.once("circuit", compute)
 
     @property
     def joint(self) -> int:
@@ -408,8 +452,8 @@ ROUTES = RouteTable({
     "counting of projections": (
         f"{_PLACE}.counting:ProjectionRoute", lambda shape: "Projection" in shape.potentials,
     ),
-    "structure": f"{_PLACE}.structure:StructureRoute",
     "circuit": (f"{_PLACE}.circuit:CircuitRoute", _is_small),
+    "structure": f"{_PLACE}.structure:StructureRoute",
     "ranks": (f"{_PLACE}.ranks:RanksRoute", _has_low_rank),
     "rows": (f"{_PLACE}.rows:RowsRoute", _has_rows),
     "structure given evidence": (f"{_PLACE}.structure:RemainingStructureRoute", _has_evidence),
@@ -423,7 +467,13 @@ ROUTES = RouteTable({
 """All routes. What is not asked is not imported."""
 
 
-def sweep_seconds(network: Network) -> float:
+def circuit_seconds(circuit: Circuit) -> float:
+    """Predicted seconds of a pass up a circuit and one down."""
+    levels, cells = len(circuit.levels), len(circuit.owners)
+    return tuning.CIRCUIT_CALL + levels * tuning.CIRCUIT_LEVEL + cells * tuning.CIRCUIT_CELL
+
+
+def sweep_seconds(network: "Network") -> float:
     """Predicted seconds of a sweep of messages."""
     work = 0.0
     for group in network.groups:

@@ -4,26 +4,24 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from functools import partial
-from typing import Any, ClassVar, TypeAlias
+from typing import TYPE_CHECKING, Any, ClassVar, TypeAlias
 
 import torch
 
 from rdpgraph._core import effort, tuning
 from rdpgraph._core.progress import reporting
-from rdpgraph.engines.compiled import Compiled
 from rdpgraph.engines.exact.circuit import circuit_of
-from rdpgraph.engines.reduction.network import Network, reduce_graph
-from rdpgraph.engines.reduction.probing import refuted_states
-from rdpgraph.engines.reported import Reported
 from rdpgraph.engines.solution import Solution
 from rdpgraph.errors import BudgetError, ModelError
 from rdpgraph.model.evidence import MISSING
 from rdpgraph.model.graph import FactorGraph
-from rdpgraph.native.library import available, function
 from rdpgraph.plan import clock
 from rdpgraph.plan.circuit import Circuit
 from rdpgraph.plan.plan import Budget, Plan, require_room
-from rdpgraph.plan.scheduler import is_easy
+
+if TYPE_CHECKING:
+    from rdpgraph.engines.compiled import Compiled
+    from rdpgraph.engines.reduction.network import Network
 
 Planned: TypeAlias = tuple[Plan, Callable[[], Solution]]
 """A plan, and the function that carries it out."""
@@ -36,6 +34,8 @@ def reported(
     """The plan of a graph, and its solution, which report their work where they have no steps."""
     if progress is None:
         return plan(graph)
+    from rdpgraph.engines.reported import Reported
+
     with reporting(progress, "planning"):
         planned, run = plan(graph)
     return planned, lambda: Reported(run(), progress)
@@ -87,11 +87,16 @@ def within(memory: float | None, seconds: float, graph: FactorGraph) -> Circuit 
     return circuit_of(graph) if ample else None
 
 
-def reduced(graph: FactorGraph, seconds: float) -> Network:
+def reduced(graph: FactorGraph, seconds: float) -> "Network":
     """Network to contract, with states probed one by one unless it is cheap.
 
     Probing takes a twentieth of the seconds at most.
     """
+    # Small graphs, and structures, are answered without a network.
+    from rdpgraph.engines.reduction.network import reduce_graph
+    from rdpgraph.engines.reduction.probing import refuted_states
+    from rdpgraph.plan.scheduler import is_easy
+
     network = reduce_graph(graph)
     if network.possible is None or network.impossible:
         return network
@@ -126,7 +131,7 @@ def require_room_for_states(graph: FactorGraph) -> None:
     require_room(element * states, f"A number for each of the {states:,} states of this graph")
 
 
-def asked_plan(route: str, why: str, network: Network, budget: Budget) -> Plan:
+def asked_plan(route: str, why: str, network: "Network", budget: Budget) -> Plan:
     """Plan of a route chosen by name, which takes the seconds it is given."""
     return Plan(
         route=route,
@@ -139,13 +144,13 @@ def asked_plan(route: str, why: str, network: Network, budget: Budget) -> Plan:
     )
 
 
-def is_constraints_alone(network: Network) -> bool:
+def is_constraints_alone(network: "Network") -> bool:
     """Return whether no joint factor has other values than zero and one more."""
     hard, joint = constraints(network)
     return hard == joint
 
 
-def constraints(network: Network) -> tuple[int, int]:
+def constraints(network: "Network") -> tuple[int, int]:
     """Number of joint factors that are constraints alone, and of all joint factors."""
     hard = joint = 0
     for group in network.groups:
@@ -163,8 +168,11 @@ def constraints(network: Network) -> tuple[int, int]:
     return hard, joint
 
 
-def compiled_functions() -> Compiled | None:
+def compiled_functions() -> "Compiled | None":
     """Functions of the compiled library for engines, if there is a library."""
+    from rdpgraph.engines.compiled import Compiled
+    from rdpgraph.native.library import available, function
+
     if not available(torch.float64, "graphs"):
         return None
     names = "search_order", "search_solve", "trws_sweeps", "trws_bound", "cut_minimum"

@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
@@ -12,7 +13,9 @@ from rdpgraph.errors import EvidenceError, ModelError
 from rdpgraph.interface.structure import Structure
 from rdpgraph.model.potentials.potential import WHOLE
 from rdpgraph.model.potentials.table import checked_log_table, checked_log_values
-from rdpgraph.structures.grammar.rules import Rules
+
+if TYPE_CHECKING:
+    from rdpgraph.structures.grammar.rules import Rules
 
 
 def checked_unary(unary: Tensor) -> None:
@@ -26,7 +29,7 @@ def checked_unary(unary: Tensor) -> None:
         )
 
 
-def checked_rules(rules: Rules, unary: Tensor, preterminals: int) -> None:
+def checked_rules(rules: "Rules", unary: Tensor, preterminals: int) -> None:
     """Check rules against the states of the unary potentials."""
     states, batch = unary.shape[-1], tuple(unary.shape[:-3])
     if not 0 <= preterminals < states:

@@ -167,11 +167,38 @@ def test_a_budget_that_is_no_more_than_a_circuit_may_take_is_kept():
         rg.infer(graph, scheduler=rg.Contraction(memory=8.0))
 
 
-def test_registered_structures_come_first():
-    chain = rg.Chain(torch.randn(3, 2), torch.randn(2, 2)).factor_graph()
+def test_registered_structures_come_before_circuits_of_more_than_a_millisecond():
+    chain = rg.Chain(torch.randn(500, 2), torch.randn(2, 2)).factor_graph()
     assert rg.Auto().circuit(chain) is None
     assert rg.Contraction().circuit(chain) is not None
-    assert rg.infer(chain).plan.route == "structure"
+    assert rg.infer(chain).status.route == "structure"
+
+
+@pytest.mark.parametrize("length", [1, 2, 3, 40])
+def test_a_circuit_answers_for_a_small_structure_before_it_is_recognised(length):
+    generator = torch.Generator().manual_seed(length)
+    unary = torch.randn(length, 3, generator=generator, dtype=DOUBLE, requires_grad=True)
+    links = torch.randn(3, 3, generator=generator, dtype=DOUBLE, requires_grad=True)
+    with torch.no_grad():
+        links[0, 1] = -math.inf
+    chain = rg.Chain(unary, links)
+    graph = chain.factor_graph()
+    posterior = rg.infer(graph)
+    assert posterior.status_of("log_partition").route == "circuit"
+    assert posterior.plan.route == ("structure" if length > 2 else "forest")  # of the rest
+    close(posterior.log_partition, chain.log_partition())
+    close(posterior.marginal("site"), chain.marginals())
+    close(posterior.entropy(), chain.entropy())
+    given = [unary, links][: 1 + (length > 1)]
+    weights = torch.randn(length, 3, generator=generator, dtype=DOUBLE)
+    for ours, theirs in (
+        (posterior.log_partition, chain.log_partition()),
+        ((posterior.marginal("site") * weights).sum(), (chain.marginals() * weights).sum()),
+    ):
+        slopes = [torch.autograd.grad(value, given, retain_graph=True) for value in (ours, theirs)]
+        for one, other in zip(*slopes, strict=True):
+            close(one, other)
+    assert bool(graph.score(posterior.mode()) == chain.score(chain.mode()))
 
 
 def test_other_ways_to_differentiate_are_left_to_contraction():

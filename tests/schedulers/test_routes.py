@@ -374,7 +374,13 @@ def test_a_table_says_what_was_refused_and_why():
     chain = rg.Chain(torch.zeros(5, 3), torch.zeros(3, 3)).factor_graph()
     assert rg.explain(chain).bids.taken["mode"] == "structure"
     assert offer(rg.explain(chain), "contraction").outcome == "not asked"
-    assert rg.infer(chain).status.route == "structure"
+    assert rg.explain(chain).bids.taken["variable_marginals"] == "circuit"  # of so small a chain
+    assert rg.infer(chain).status.route == "circuit"
+    assert rg.infer(chain).status_of("mode").route == "structure"
+    long = rg.Chain(torch.zeros(500, 3), torch.zeros(3, 3)).factor_graph()
+    assert set(rg.explain(long).bids.taken.values()) >= {"structure"}
+    assert rg.explain(long).bids.taken["variable_marginals"] == "structure"
+    assert rg.infer(long).status.route == "structure"
     assert not rg.explain(ring(), rg.Contraction()).bids
 
 

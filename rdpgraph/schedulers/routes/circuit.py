@@ -2,16 +2,12 @@
 
 from typing import Any, ClassVar
 
-from rdpgraph._core import tuning
 from rdpgraph.engines.exact.circuit import CircuitSolution
 from rdpgraph.engines.solution import Question, Solution
 from rdpgraph.plan.bids import Bid, Exactness
-from rdpgraph.plan.circuit import Circuit
-from rdpgraph.plan.plan import PASSES, Budget
+from rdpgraph.plan.plan import Budget
 from rdpgraph.schedulers.auction import solver_without_structure
-from rdpgraph.schedulers.route import Route, Task
-from rdpgraph.schedulers.routes.structure import recognised
-from rdpgraph.schedulers.scheduler import within
+from rdpgraph.schedulers.route import Route, Task, circuit_seconds
 
 
 class CircuitRoute(Route):
@@ -24,30 +20,15 @@ class CircuitRoute(Route):
     beforehand: ClassVar[bool] = True
 
     def bid(self, task: Task, question: Question[Any], budget: Budget) -> Bid | None:
-        """Exact, for log Z and marginals of a small graph that is no structure."""
+        """Exact, for log Z and marginals of a small graph."""
         if question.name not in ("log_partition", "variable_marginals"):
             return None
-        circuit = small_circuit(task)
+        circuit = task.circuit
         if circuit is None:
             return None
         cells = 8.0 * len(circuit.owners)
-        seconds = PASSES * len(circuit.levels) * tuning.SECONDS_PER_GROUP / 10.0
         why = f"{len(circuit.owners):,} cells in {len(circuit.levels)} levels of one flat array"
-        return Bid(Exactness.EXACT, seconds, 3.0 * cells, why, work=circuit)
+        return Bid(Exactness.EXACT, circuit_seconds(circuit), 3.0 * cells, why, work=circuit)
 
     def run(self, task: Task, bid: Bid) -> Solution:
         return CircuitSolution(task.graph, bid.work, solver_without_structure(task, task.graph))
-
-
-def small_circuit(task: Task) -> Circuit | None:
-    """The circuit of a small graph which is no registered structure, or None."""
-
-    def compute() -> Circuit | None:
-        circuit = within(task.memory, task.exact_seconds, task.graph)
-        if circuit is None or task.graph.observed is not None:
-            return circuit
-        match = recognised(task)
-        # Among structures of several sizes much is empty.
-        return None if match is not None and bool((match.numbers >= 0).all()) else circuit
-
-    return task.once("circuit", compute)

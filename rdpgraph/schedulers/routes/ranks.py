@@ -16,7 +16,7 @@ from rdpgraph.model.potentials.lowrank import LowRank
 from rdpgraph.plan.bids import Bid
 from rdpgraph.plan.plan import Budget, Plan
 from rdpgraph.schedulers.auction import planned_with_ranks
-from rdpgraph.schedulers.contraction import solved
+from rdpgraph.schedulers.preparing import solved
 from rdpgraph.schedulers.route import Route, Task
 from rdpgraph.schedulers.scheduler import Planned
 

@@ -4,17 +4,14 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any, ClassVar
 
-import rdpgraph.structures  # noqa: F401  # pyright: ignore[reportUnusedImport]  # registers them
-from rdpgraph.engines.recognised import RecognisedSolution, graph_held, plan_of, recognised_left
+from rdpgraph.engines.recognised import RecognisedSolution, plan_of, recognised_left
 from rdpgraph.engines.solution import Question, Solution
-from rdpgraph.interface.structure import REGISTRY, Match, Structure
-from rdpgraph.model.potentials.automaton import Automaton
+from rdpgraph.interface.structure import Match, Structure
 from rdpgraph.plan.bids import Bid, Exactness
 from rdpgraph.plan.plan import Budget, Plan
 from rdpgraph.schedulers.auction import solver_without_structure
 from rdpgraph.schedulers.route import Route, Task
 from rdpgraph.schedulers.scheduler import Planned
-from rdpgraph.structures.potential import StructurePotential
 
 
 class StructureRoute(Route):
@@ -27,7 +24,7 @@ class StructureRoute(Route):
 
     def bid(self, task: Task, question: Question[Any], budget: Budget) -> Bid | None:
         """Exact, for every question that the structure answers."""
-        match = recognised(task)
+        match = task.match
         if match is None or not _answers(type(match.structure), question.name):
             return None
         return task.once("structure bid", lambda: _bid_of(plan_of(match.structure), match))
@@ -63,22 +60,6 @@ class RemainingStructureRoute(Route):
 
     def plan(self, task: Task, bid: Bid, why: str) -> Plan:
         return bid.work[0]
-
-
-def recognised(task: Task) -> Match | None:
-    """The structure that a graph is, recognised once for a task; None if it is none.
-
-    Evidence is taken as factors of one variable. Only structures with a factor over all variables,
-    and those of automata, are found with it: others are found in what it leaves.
-    """
-
-    def compute() -> Match | None:
-        graph, kinds = task.graph, (StructurePotential, Automaton)
-        if graph.observed is None or any(isinstance(b.potential, kinds) for b in graph.blocks):
-            return REGISTRY.recognise(graph_held(graph))
-        return None
-
-    return task.once("recognised", compute)
 
 
 def _answers(structure: type[Structure], question: str) -> bool:
