@@ -339,9 +339,9 @@ class _Cells:
         for k, name in enumerate(rule.over):
             values = torch.arange(over[k], device=self.like.device)
             axes[name] = values.view(*ones[:k], -1, *ones[k + 1 :])
-        for row in rule.rows:
-            axes[row.variable] = axes[row.variable] + self._begin(row, axes)
         item, full = nodes.item.view(-1, *ones), (len(nodes.item), *over)
+        for row in rule.rows:
+            axes[row.variable] = axes[row.variable] + self._begin(row, item, axes)
         holds = self._holds(rule, item, axes)
         logs, places = self.like.new_zeros([1] * len(full)), list[Tensor]()
         for read in rule.factors:
@@ -367,13 +367,11 @@ class _Cells:
         row = next((row for row in rule.rows if row.variable == name), None)
         if row is None:
             return self.ranges[name]
-        return int(self.run.whole[row.array].reshape(-1).diff().max())
+        return int(self.run.whole[row.array].diff(dim=1).max())
 
-    def _begin(self, row: Row, axes: Mapping[str, Any], more: int = 0) -> Tensor:
+    def _begin(self, row: Row, item: Tensor, axes: Mapping[str, Any], more: int = 0) -> Tensor:
         """Where rows of a list begin, or the next ones."""
-        rows = self.run.whole[row.array].reshape(-1)
-        at = evaluate_form(row.at + more, {**self.sizes, **axes})
-        return rows[torch.as_tensor(at, device=rows.device).clamp(0, len(rows) - 1)]
+        return self._index(Lookup(row.array, (row.at + more,)), item, axes)
 
     def _holds(self, rule: Rule, item: Tensor, axes: Mapping[str, Any]) -> Tensor | None:
         """Where a rule adds anything; None: everywhere."""
@@ -393,7 +391,7 @@ class _Cells:
                 own = torch.as_tensor(evaluate_form(form, values), device=item.device) >= 0
                 holds = own if holds is None else holds & own
         for row in rule.rows:
-            own = axes[row.variable] < self._begin(row, axes, 1)
+            own = axes[row.variable] < self._begin(row, item, axes, 1)
             holds = own if holds is None else holds & own
         return holds
 
@@ -412,7 +410,7 @@ class _Cells:
             axes[name] = alternative % count
             alternative = alternative // count
         for row in rule.rows:
-            axes[row.variable] = axes[row.variable] + self._begin(row, axes)
+            axes[row.variable] = axes[row.variable] + self._begin(row, nodes.item, axes)
         return _Nodes(nodes.table, nodes.item, axes, nodes.draw)
 
     def child(self, table: Table, read: Read, at: _Nodes, rank: Tensor) -> _Nodes:

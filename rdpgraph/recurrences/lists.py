@@ -76,8 +76,7 @@ class _Cells:
         # Cells of one depth, and of about as many alternatives, so that little is padded.
         many = torch.ones_like(depth)
         for row in {row for table in tables for row in self._rows(table)}:
-            begins = self.run.whole[row.array].reshape(-1)
-            count = begins.diff()[: len(many)]
+            count = self.run.whole[row.array].diff(dim=1).amax(0)[: len(many)]
             many[: len(count)] += count
         order = (depth * 64 + many.double().log2().long()).sort(stable=True)
         sizes = order.values.unique_consecutive(return_counts=True)[1].tolist()
@@ -160,7 +159,8 @@ class _Cells:
         """The value of every name of a rule, its dims, and where the rule holds.
 
         Cells are a dim, and so is every variable that is summed over and no label. One that goes
-        through rows of a list has as many values as the longest of them.
+        through rows of a list has as many values as the longest of them. There is a dim of items
+        before these where rows differ among them, and always of where the rule holds.
         """
         device, labels = self.run.like.device, self.run.program.labels
         loops = [name for name in rule.over if name not in labels]
@@ -169,17 +169,19 @@ class _Cells:
         for axis, at in axes.items():
             values[axis] = at.view(-1, *[1] * len(loops))
         lists = {row.variable: row for row in rule.rows}
-        holds = torch.ones([1] * len(dims), dtype=torch.bool, device=device)
+        holds = torch.ones([1] * (1 + len(dims)), dtype=torch.bool, device=device)
         for k, name in enumerate(loops):
             ones = [1] * (len(loops) - 1 - k)
             if name not in lists:
                 values[name] = torch.arange(self.ranges[name], device=device).view(-1, *ones)
                 continue
-            begins = self.run.whole[lists[name].array].reshape(-1)
+            begins = self.run.whole[lists[name].array]
             at = torch.as_tensor(evaluate_form(lists[name].at, values), device=device)
-            there = (at >= 0) & (at < len(begins) - 1)
+            last = begins.shape[1] - 1
+            there = (at >= 0) & (at < last)
             at = torch.where(there, at, 0)
-            first, last = begins[at], begins[(at + 1).clamp(max=len(begins) - 1)]
+            ends = at, (at + 1).clamp(max=last)
+            first, last = (self._of_items(begins, end) for end in ends)
             most = int((last - first).max()) if first.numel() else 0
             values[name] = first + torch.arange(most, device=device).view(-1, *ones)
             holds = holds & there & (values[name] < last)
@@ -187,6 +189,13 @@ class _Cells:
             own = torch.as_tensor(evaluate_form(form, values), device=device)
             holds = holds & (own >= 0)
         return values, dims, holds
+
+    @staticmethod
+    def _of_items(data: Tensor, at: Tensor) -> Tensor:
+        """(*at) entries of data where items have the same, (items, *at) where each has its own."""
+        if len(data) == 1:
+            return data[0][at]
+        return data[torch.arange(len(data), device=data.device).view(-1, *[1] * at.ndim), at]
 
     def _conditions(self, rule: Rule) -> list[Affine]:
         """Forms that are at least 0 where a rule adds something, labels aside.
@@ -221,12 +230,12 @@ class _Cells:
         shape = [sizes[name] for name in dims]
         known = {name for factor in factors for name in factor.names}
         counted = [name for name in dims if name not in known and sizes[name] > 1]
-        moving = [name for k, name in enumerate(dims) if holds.shape[k] > 1 or name in counted]
+        moving = [name for k, name in enumerate(dims, 1) if holds.shape[k] > 1 or name in counted]
         if moving or not factors or not bool(holds.all()):
-            where = where.expand(shape)
-            for k, name in reversed([*enumerate(dims)]):
+            where = where.expand(-1, *shape)
+            for k, name in reversed([*enumerate(dims, 1)]):
                 where = where if name in moving else where.select(k, 0)
-            factors.append(Named(where.unsqueeze(0), tuple(moving)))
+            factors.append(Named(where, tuple(moving)))
         over = [name for name in rule.over if any(name in factor.names for factor in factors)]
         value = contract(semiring, factors, plan_steps(factors, over, sizes), {})
         return value.arranged((NODE, *self.shapes[table.name].labels))

@@ -141,7 +141,7 @@ class Rule:
         guards: forms that are at least 0 where the rule holds.
         equal: forms that are 0 where it holds.
         text: the rule as it was written.
-        rows: of lists, that variables go through; items have their lists in common.
+        rows: of lists, that variables go through.
     """
 
     table: str

@@ -181,24 +181,21 @@ class Bound:
             self._check_earlier(rule, at, axis)
 
     def _check_rows(self, row: Row, size: int) -> None:
-        """Check that a list, which all items share, has rows one after the other."""
-        data = self.given[row.array]
-        if data.numel() != data.shape[-1]:
-            raise ModelError(
-                f"{self.program.name} needs {row.array}, the rows of a list, without batch dims: "
-                f"items have their lists in common; got a tensor of shape {tuple(data.shape)}."
-            )
-        rows = data.reshape(-1)
-        if bool((rows.diff() < 0).any() | (rows < 0).any() | (rows > size).any()):
+        """Check that a list has rows one after the other, in every item."""
+        rows = self.given[row.array]
+        rows = rows.reshape(-1, rows.shape[-1])
+        wrong = (rows.diff(dim=1) < 0).any(1) | ((rows < 0) | (rows > size)).any(1)
+        if bool(wrong.any()):
             raise ModelError(
                 f"{self.program.name} needs {row.array} to ascend from 0 to at most {size}, the "
-                f"length of its list; got {rows.tolist()!s:.60}."
+                f"length of its list; got {rows[wrong][0].tolist()!s:.60}."
             )
 
     def _check_earlier(self, rule: Rule, at: Lookup, axis: str) -> None:
         """Check that a rule reads cells below its own, for all values of the variables."""
-        data = self.given[at.array]
-        # Every variable is a dim of its own, but in a list each entry has the cell of its row.
+        data = self._flat_data(at.array)
+        # Every variable is a dim of its own, but in a list each entry has the cell of its row,
+        # which may be another one in each item.
         values: dict[str, Any] = dict(self._sizes)
         row = next((row for row in rule.rows if axis in row.at.names), None)
         names = sorted({*at.names & {*self.program.ranges}, row.variable if row else axis})
@@ -207,26 +204,35 @@ class Bound:
             every = torch.arange(count, device=data.device)
             values[name] = every.view(-1, *[1] * (len(names) - 1 - k))
         if row is not None:
-            begins = self.given[row.array].reshape(-1)
-            number = torch.searchsorted(begins, values[row.variable], right=True) - 1
-            apart = (number < 0) | (number == len(begins) - 1)
+            begins, entries = self._flat_data(row.array), values[row.variable]
+            every = entries.reshape(-1).expand(len(begins), -1).contiguous()
+            number = torch.searchsorted(begins, every, right=True) - 1
+            apart = (number < 0) | (number == begins.shape[1] - 1)
             number = torch.where(apart, self.program.ranges[axis].evaluate(self._sizes), number)
+            number = number.view(-1, *[1] * (len(names) - entries.ndim), *entries.shape)
             values[axis] = number - (row.at - axis).evaluate(self._sizes)
         # Entries outside of the data are read by no rule.
         index = [
             torch.as_tensor(evaluate_form(one, values), device=data.device) for one in at.index
         ]
-        dims = data.shape[data.ndim - len(index) :]
+        dims = data.shape[1:]
         holds = torch.ones((), dtype=torch.bool, device=data.device)
         for one, size in zip(index, dims, strict=True):
             holds = holds & (one >= 0) & (one < size)
         kept = [one.clamp(0, max(0, size - 1)) for one, size in zip(index, dims, strict=True)]
-        late = holds & (data[(..., *kept)] >= values[axis]) if data.numel() else ~holds & holds
+        item = torch.arange(len(data), device=data.device).view(-1, *[1] * len(names))
+        late = holds & (data[(item, *kept)] >= values[axis]) if data.numel() else ~holds & holds
         if bool(late.any()):
             raise ModelError(
                 f"{self.program.name} needs {at} below {axis}, so that a cell is there when it is "
                 f"read, in {rule.text}"
             )
+
+    def _flat_data(self, name: str) -> Tensor:
+        """Whole numbers as `_flat` has them."""
+        array = self.program.by_name[name]
+        assert isinstance(array, Array)
+        return self._flat_input(array, self.given[name]).contiguous()
 
     def _lead(self, array: Array) -> tuple[int, ...]:
         shape = tuple(self.given[array.name].shape)
@@ -239,16 +245,18 @@ class Bound:
 
         Where there are no items one of zeros stands for them.
         """
-        made: dict[str, Tensor] = {}
-        for array in self.program.inputs:
-            values, lead = tensors[array.name], self._lead(array)
-            shape = tuple(values.shape[len(lead) :])
-            if all(size == 1 for size in lead):
-                made[array.name] = values.reshape(1, *shape)
-            else:
-                flat = values.expand(*self._batch, *shape).reshape(self._items, *shape)
-                made[array.name] = flat if self._items else flat.sum(0, keepdim=True)
-        return made
+        return {
+            array.name: self._flat_input(array, tensors[array.name])
+            for array in self.program.inputs
+        }
+
+    def _flat_input(self, array: Array, values: Tensor) -> Tensor:
+        lead = self._lead(array)
+        shape = tuple(values.shape[len(lead) :])
+        if all(size == 1 for size in lead):
+            return values.reshape(1, *shape)
+        flat = values.expand(*self._batch, *shape).reshape(self._items, *shape)
+        return flat if self._items else flat.sum(0, keepdim=True)
 
     def _flat_lengths(self) -> dict[str, Tensor | int]:
         made: dict[str, Tensor | int] = {}

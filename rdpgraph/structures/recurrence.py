@@ -69,8 +69,7 @@ class Recurrence(Structure):
     ``a[t - 1, m]``           another cell; an index is a sum of names and whole numbers
     ``scores[n, words[t]]``   an entry at a place that is data
     ``a[tails[e]]``           a cell at a place that is data, lower than that of the rule's own cell
-    ``... if rows[v] <= e``   with ``< rows[v + 1]``: e goes through row v of a list, which all
-                              items have in common
+    ``... if rows[v] <= e``   with ``< rows[v + 1]``: e goes through row v of a list
     ``a[t - 1, left[e]]``     a cell at a label that is data
     ``unary[t, q + N]``       an entry at a label from N on
     ``x * y + z``, ``1``      products, sums, and the empty product

@@ -97,6 +97,37 @@ def small(name, hard=0.0, seed=0):
             r(2, 2, 2),
             r(3, 3),
         ),
+        # Items that have lists of their own.
+        "Hypergraphs": lambda: written.Hypergraph(
+            r(3, 4),
+            torch.tensor([[0, 0, 2, 4], [0, 0, 0, 3], [0, 0, 1, 2]]),
+            torch.tensor(
+                [
+                    [[0, 0], [0, 0], [0, 1], [1, 1]],
+                    [[0, 0], [1, 0], [0, 1], [0, 0]],
+                    [[0, 0], [1, 0], [0, 0], [0, 0]],
+                ]
+            ),
+        ),
+        "Forests": lambda: written.Forest(
+            r(3, 4, 2),
+            torch.tensor([[0, 0, 0, 1, 3], [0, 0, 1, 1, 2], [0, 0, 0, 0, 0]]),
+            torch.tensor(
+                [[[0, 1], [2, 0], [1, 1]], [[0, 0], [1, 1], [0, 0]], [[0, 0], [0, 0], [0, 0]]]
+            ),
+            r(2, 2, 2),
+            r(3, 3),
+        ),
+        "Lattices": lambda: written.Lattice(
+            r(5),
+            r(2),
+            r(3, 2, 2),
+            torch.tensor([[0, 0, 1, 3, 5], [0, 0, 0, 2, 4], [0, 0, 3, 4, 5]]),
+            torch.tensor([[0, 1, 0, 2, 1], [0, 0, 0, 2, 0], [0, 0, 0, 1, 2]]),
+            whole(2, 3, 5),
+            r(3, 2, 2),
+            torch.tensor([4, 4, 3]),
+        ),
         "Lattice": lambda: written.Lattice(
             r(3, 5),
             r(2),
@@ -109,6 +140,14 @@ def small(name, hard=0.0, seed=0):
         ),
         "Kept": lambda: written.Kept(
             r(3, 3, 2), torch.minimum(whole(4, 3, 3, 2, 2), torch.arange(3).view(3, 1, 1))
+        ),
+        "Binaries": lambda: written.Binary(
+            r(3, 3, 2),
+            r(3),
+            torch.tensor([[0, 2, 3], [0, 0, 3], [0, 1, 1]]),
+            torch.tensor([0, 1, 0]),
+            torch.tensor([1, 1, 0]),
+            lengths,
         ),
         "Binary": lambda: written.Binary(
             r(3, 3, 2),
@@ -127,5 +166,6 @@ NAMES = (
     "KeptTrees", "KeptSites", "Kinds", "Cells", "Brackets", "Factorial", "Together",
     "Trigrams", "Automaton", "Joined", "Uneven", "Apart", "Paths",
     "Earlier", "Durations", "Nested", "Hypergraph", "Forest", "Lattice", "Kept", "Binary",
+    "Hypergraphs", "Forests", "Lattices", "Binaries",
     "WordLabels", "ListedTrees", "GroupedTrees",
 )  # fmt: skip

@@ -138,7 +138,8 @@ TAILS = [[0, 0], [0, 0], [1, 0]]
 @pytest.mark.parametrize(
     ("rows", "tails", "message"),
     [
-        ([HEADS, HEADS], TAILS, "rows, the rows of a list, without batch dims: items have their"),
+        ([HEADS, [0, 0, 3, 2]], TAILS, r"rows to ascend from 0 .*; got \[0, 0, 3, 2\]"),
+        ([HEADS, [0, 2, 2, 3]], TAILS, r"needs tails\[e, 0\] below v, so that a cell is there"),
         ([0, 0, 3, 2], TAILS, "rows to ascend from 0 to at most 3, the length of its list; got"),
         ([0, 0, 2, 4], TAILS, "rows to ascend from 0 to at most 3, the length of its list; got"),
         (HEADS, [[0, 0], [0, 3], [1, 0]], "needs tails from 0 to 2, as an index of a; got 3"),

@@ -21,10 +21,10 @@ typename Run<Real>::Cell Run<Real>::cell_at(int64_t at) const {
 
 // The terms of a sum at a place: alternatives and the values of their loops.
 template <typename Real>
-void Run<Real>::find_ways(const Stage& g, At s, int64_t p) {
+void Run<Real>::find_ways(const Stage& g, int64_t item, At s, int64_t p) {
   ways.clear();
   for (const Alternative* a = alternatives + g.first; a < alternatives + g.first + g.count; ++a)
-    each_loop(*a, s, p, [&](At here, Span span) {
+    each_loop(*a, item, s, p, [&](At here, Span span) {
       for (int64_t r = span.low; r <= span.high; ++r) ways.push_back({a, {here, r}});
     });
 }
@@ -53,7 +53,7 @@ void Run<Real>::expand(const Cell& cell, int64_t item) {
   if (const Series* one = series_of(g, cell.s.s)) return line_of_series(*one, item, cell.s.s, cell.v);
   double known, base = -INFINITY;
   if (g.kind == kKindSum) {
-    find_ways(g, cell.s, cell.p);
+    find_ways(g, item, cell.s, cell.p);
     line.assign(ways.size(), Real(0));
     if (ways.size() == 1) return;  // perhaps of a link that was written into the sum, and nowhere else
     tops.resize(ways.size());
@@ -74,7 +74,7 @@ void Run<Real>::expand(const Cell& cell, int64_t item) {
     line = x;
     return;
   }
-  find_splits(alternatives[g.first], cell.s, cell.p);
+  find_splits(alternatives[g.first], item, cell.s, cell.p);
   const int64_t depth = depth_of(g);
   if (!g.fixed) {
     int64_t hop;
@@ -118,11 +118,11 @@ void Run<Real>::each_read(const Cell& cell, int64_t item, int64_t term, bool kno
       reach(f->slot, line_of(*f, item, at.s, cell.p, at.r)(label) - item * f->item);
   };
   if (g.kind == kKindSum) {
-    if (!known) find_ways(g, cell.s, cell.p);
+    if (!known) find_ways(g, item, cell.s, cell.p);
     return spread(*ways[term].a, ways[term].at, cell.v);
   }
   const Alternative* a = alternatives + g.first;
-  if (!known) find_splits(*a, cell.s, cell.p);
+  if (!known) find_splits(*a, item, cell.s, cell.p);
   const int64_t depth = depth_of(g), k = term % depth, c = g.kind == kKindPair ? g.depth2 : 1;
   const Split at = splits[term / depth];
   spread(a[0], at, k / c);

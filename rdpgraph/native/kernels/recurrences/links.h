@@ -108,7 +108,7 @@ void Run<Real>::prepare_rows(const Stage& g, At s, Span span, int64_t item, int6
     if (g.kind == kKindPair) {
       if (!pair<best>(g, s, one, to)) continue;
     } else {
-      if (!has_terms(a, s, p)) continue;
+      if (!has_terms(a, i, s, p)) continue;
       one.level = row(a, i, s, p, 0, depth, to);
       const Real top = largest(to, depth);
       if (!(top > kNever<Real>)) continue;
@@ -126,7 +126,7 @@ template <typename Real>
 template <bool best>
 bool Run<Real>::prepare_splits(const Stage& g, At s, Row& one) {
   const Alternative &left = alternatives[g.first], &right = alternatives[g.first + 1];
-  find_splits(left, s, one.p);
+  find_splits(left, one.item, s, one.p);
   const int64_t many = splits.size(), wide = width<Real>(), b = g.depth, c = g.depth2;
   y.resize(many * b), z.resize(many * panels_of(c, wide) * wide), w.resize(std::max(b, c)), tops.resize(2 * many);
   std::fill(z.begin(), z.end(), kNever<Real>);
@@ -194,7 +194,7 @@ void Run<Real>::each_term(const Stage& g, At s, const Row& one, const Real* logs
   const int64_t b = g.depth, c = g.kind == kKindPair ? g.depth2 : 1;
   const int64_t column = column_of(g, j);
   std::vector<Real> left(b), right(c, Real(0));
-  each_loop(alternatives[g.first], s, one.p, [&](At here, Span span) {
+  each_loop(alternatives[g.first], one.item, s, one.p, [&](At here, Span span) {
     for (int64_t r = span.low; r <= span.high; ++r) {
       double more = row(alternatives[g.first], one.item, here, one.p, r, b, left.data());
       if (g.kind == kKindPair) more += row(alternatives[g.first + 1], one.item, here, one.p, r, c, right.data());
@@ -214,7 +214,7 @@ bool Run<Real>::is_possible(const Stage& g, At s, const Row& one, const Real* lo
     std::copy(std::begin(place), std::end(place), there_at);
     there.assign(b * c, 0);
     std::vector<Real> left(b), right(c, Real(0));
-    each_loop(alternatives[g.first], s, one.p, [&](At here, Span span) {
+    each_loop(alternatives[g.first], one.item, s, one.p, [&](At here, Span span) {
       for (int64_t r = span.low; r <= span.high; ++r) {
         row(alternatives[g.first], one.item, here, one.p, r, b, left.data());
         if (g.kind == kKindPair) row(alternatives[g.first + 1], one.item, here, one.p, r, c, right.data());
@@ -342,7 +342,7 @@ void Run<Real>::link_up(const Stage& g, At s, int64_t from, int64_t until) {
 // which is returned, one below the other for all `splits`.
 template <typename Real>
 double Run<Real>::find_rows(const Stage& g, int64_t item, At s, int64_t p) {
-  find_splits(alternatives[g.first], s, p);
+  find_splits(alternatives[g.first], item, s, p);
   const int64_t many = splits.size(), depth = depth_of(g), c = g.kind == kKindPair ? g.depth2 : 1;
   x.resize(many * depth), levels_at.resize(many), y.resize(g.depth), z.resize(c);
   double most = -INFINITY;
@@ -415,7 +415,7 @@ void Run<Real>::direct_up(const Stage& g, At s, Span span, int64_t first, int64_
   const int64_t n = g.labels;
   for (int64_t item = first; item < until; ++item)
     for (int64_t p = span.low; p <= span.high; ++p) {
-      if (!has_terms(alternatives[g.first], s, p)) { clear(targets[p - span.low], s, item, p); continue; }
+      if (!has_terms(alternatives[g.first], item, s, p)) { clear(targets[p - span.low], s, item, p); continue; }
       Row one{item, p, 0, 0};
       sums.resize(std::max<int64_t>(sums.size(), n)), terms.resize(n);
       int64_t hop;
@@ -457,7 +457,7 @@ void Run<Real>::direct_down(const Stage& g, At s, Span span, int64_t first, int6
   const int64_t n = g.labels, each = depth_of(g);
   for (int64_t item = first; item < until; ++item)
     for (int64_t p = span.low; p <= span.high; ++p) {
-      if (!has_terms(alternatives[g.first], s, p)) continue;
+      if (!has_terms(alternatives[g.first], item, s, p)) continue;
       double known;
       const Target& target = targets[p - span.low];
       double level;

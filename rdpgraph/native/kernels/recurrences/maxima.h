@@ -21,7 +21,7 @@ void Run<Real>::sum_maxima(const Stage& g, At s) {
   for (int64_t p = span.low; p <= (wide ? span.high : span.low); ++p) {
     const Real* loss = out(g, losses[0], 0, s, p);
     if (!(largest(loss, count) > kNever<Real>)) continue;
-    collect_entries(g, s, p, count);
+    collect_entries(g, 0, s, p, count);
     if (fused_link() >= 0) continue;
     // All terms, relative to one level, and the largest of each cell.
     double base = -INFINITY;
@@ -88,7 +88,7 @@ void Run<Real>::link_maxima(const Stage& g, At s) {
   for (int64_t p = span.low; p <= span.high; ++p) {
     const Target& target = targets[p - span.low];
     const Real* loss = out(*target.g, losses[0], 0, s, p);
-    if (!has_terms(a, s, p) || !(largest(loss, n) > kNever<Real>)) continue;
+    if (!has_terms(a, 0, s, p) || !(largest(loss, n) > kNever<Real>)) continue;
     for (const Part& f : target.others)
       if (losses[f.f->slot]) raise(losses[f.f->slot], line_of(f, 0), loss, n);
     if (g.kind == kKindPair && g.fixed) {

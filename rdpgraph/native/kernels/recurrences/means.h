@@ -18,10 +18,11 @@ void Run<Real>::sum_along(const Stage& g, At s) {
   if (span.high < span.low) return;
   terms.resize(std::max<int64_t>(terms.size(), count));
   for (int64_t p = span.low; p <= (wide ? span.high : span.low); ++p) {
-    collect_entries(g, s, p, count);
+    collect_entries(g, 0, s, p, count);
     if (fused_link() >= 0) continue;
     for (int64_t item = 0; item < batch; ++item) {
       if (!is_needed(g, item, s)) continue;
+      if (apart && item) collect_entries(g, item, s, p, count);
       const Real* done = out(g, data[0], item, s, p);
       Real* to = out(g, moves[0], item, s, p);
       const double known = *out_level(g, item, s, p);
@@ -170,7 +171,7 @@ void Run<Real>::direct_along(const Stage& g, At s, Span span) {
   const Alternative& a = alternatives[g.first];
   for (int64_t item = 0; item < batch; ++item)
     for (int64_t p = span.low; p <= span.high; ++p) {
-      if (!has_terms(a, s, p)) continue;
+      if (!has_terms(a, item, s, p)) continue;
       const int64_t each = depth_of(g), n = g.labels;
       int64_t hop;
       double known, level;

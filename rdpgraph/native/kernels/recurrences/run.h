@@ -140,11 +140,11 @@ template <typename Real> struct Run {
     return span;
   }
   // Of the loop at a place; or for any place.
-  Span loops(const Alternative& a, At s, int64_t p, bool any) const {
+  Span loops(const Alternative& a, int64_t item, At s, int64_t p, bool any) const {
     Span span = a.loops ? Span{a.low, a.high} : Span{0, 0};
-    if (a.row >= 0) {  // items have their lists in common
+    if (a.row >= 0) {
       const Look& l = looks[a.row];
-      const int64_t* row = numbers(l, 0) + value(l.at, s, p, 0);
+      const int64_t* row = numbers(l, item) + value(l.at, s, p, 0);
       span.low = std::max(span.low, row[0]), span.high = std::min(span.high, row[1] - 1);
     }
     for (const Form* f = forms + a.bound; f < forms + a.bound + a.bounds; ++f) {
@@ -170,20 +170,20 @@ template <typename Real> struct Run {
     return span;
   }
   // Visits all values of an alternative's loops at a place, those of the inner one as a span.
-  template <typename Visit> void each_loop(const Alternative& a, At s, int64_t p, Visit visit) const {
+  template <typename Visit> void each_loop(const Alternative& a, int64_t item, At s, int64_t p, Visit visit) const {
     const Span outer = outer_loop(a, s, p, false);
     for (s.w = outer.low; s.w <= outer.high; ++s.w) {
-      const Span span = loops(a, s, p, false);
+      const Span span = loops(a, item, s, p, false);
       if (span.low <= span.high) visit(s, span);
     }
   }
-  void find_splits(const Alternative& a, At s, int64_t p) {
+  void find_splits(const Alternative& a, int64_t item, At s, int64_t p) {
     splits.clear();
-    each_loop(a, s, p, [&](At here, Span span) { for (int64_t r = span.low; r <= span.high; ++r) splits.push_back({here, r}); });
+    each_loop(a, item, s, p, [&](At here, Span span) { for (int64_t r = span.low; r <= span.high; ++r) splits.push_back({here, r}); });
   }
-  bool has_terms(const Alternative& a, At s, int64_t p) const {
+  bool has_terms(const Alternative& a, int64_t item, At s, int64_t p) const {
     bool any = false;
-    each_loop(a, s, p, [&](At, Span) { any = true; });
+    each_loop(a, item, s, p, [&](At, Span) { any = true; });
     return any;
   }
   const int64_t* numbers(const Look& l, int64_t item) const {
@@ -274,7 +274,8 @@ template <typename Real> struct Run {
 
   // ---- sums (sums.h) ----
 
-  // An alternative of a sum at a place, or for the places from `low` to `high`, with its factors for item 0.
+  // An alternative of a sum at a place, or for the places from `low` to `high`, with its factors for item 0, but for
+  // the lists that are read there.
   struct Part {
     const Factor* f;
     int64_t at, level, hop, level_hop, looks;
@@ -286,10 +287,11 @@ template <typename Real> struct Run {
   struct Way { const Alternative* a; Split at; };  // a term of a cell of a sum
   std::vector<Way> ways;
   std::vector<Part> factors_of;
-  void collect_entries(const Stage& g, At s, int64_t first, int64_t count);
+  bool apart = false;  // whether items have lists of their own, so that entries are those of one item
+  void collect_entries(const Stage& g, int64_t item, At s, int64_t first, int64_t count);
   // The stage of the link that a sum's only entry reads: that stage has written the sum. Below 0: none.
   int64_t fused_link() const {
-    if (entries.size() != 1) return -1;
+    if (apart || entries.size() != 1) return -1;
     for (const Part& f : factors_of) if (f.f->link >= 0) return f.f->link;
     return -1;
   }
@@ -554,7 +556,7 @@ template <typename Real> struct Run {
   struct Cell { const Stage* g; At s; int64_t p, v; };
   std::vector<Real> line;
   Cell cell_at(int64_t at) const;
-  void find_ways(const Stage& g, At s, int64_t p);
+  void find_ways(const Stage& g, int64_t item, At s, int64_t p);
   void expand(const Cell& cell, int64_t item);
   template <typename Reach> void each_read(const Cell& cell, int64_t item, int64_t term, bool known, Reach reach);
 

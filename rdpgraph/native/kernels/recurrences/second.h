@@ -21,13 +21,14 @@ void Run<Real>::sum_second(const Stage& g, At s) {
   const int64_t count = wide ? g.labels : span.high - span.low + 1;
   const std::vector<Real> ones(count, Real(1));
   for (int64_t p = span.low; p <= (wide ? span.high : span.low); ++p) {
-    collect_entries(g, s, p, count);
+    collect_entries(g, 0, s, p, count);
     if (fused_link() >= 0) continue;
     for (int64_t item = 0; item < batch; ++item) {
       if (!is_needed(g, item, s)) continue;
       const Real *done = out(g, data[0], item, s, p), *first = out(g, grads[0], item, s, p);
       const Real *second = out(g, seconds[0], item, s, p), *along = out(g, moves[0], item, s, p);
       if (!any_of(first, count) && !any_of(second, count)) continue;
+      if (apart && item) collect_entries(g, item, s, p, count);
       shares(g, done, ones.data(), *out_level(g, item, s, p), item, count);
       for (const Entry& one : entries) {
         const int64_t size = one.high - one.low + 1;
@@ -192,7 +193,7 @@ void Run<Real>::direct_second(const Stage& g, At s, Span span) {
     for (int64_t p = span.low; p <= span.high; ++p) {
       const Target& target = targets[p - span.low];
       const Turn t = turn_of(target, s, item, p);
-      if (!has_terms(alternatives[g.first], s, p) || (!any_of(t.first, n) && !any_of(t.second, n))) continue;
+      if (!has_terms(alternatives[g.first], item, s, p) || (!any_of(t.first, n) && !any_of(t.second, n))) continue;
       int64_t hop;
       double known, level;
       const Real *from = direct(g, item, s, p, &hop, &known), *done = link_values(target, s, item, p, &level);

@@ -9,15 +9,17 @@
 
 namespace {
 
-// The entries of a sum, for a vector of places from `first` on or labels at one.
+// The entries of a sum, for a vector of places from `first` on or labels at one: those of all items, or, where items
+// have lists of their own, of one of them.
 template <typename Real>
-void Run<Real>::collect_entries(const Stage& g, At s, int64_t first, int64_t count) {
-  entries.clear(), factors_of.clear();
+void Run<Real>::collect_entries(const Stage& g, int64_t item, At s, int64_t first, int64_t count) {
+  entries.clear(), factors_of.clear(), apart = false;
   const bool wide = g.labels > 0;
   for (const Alternative* a = alternatives + g.first; a < alternatives + g.first + g.count; ++a) {
+    apart |= a->row >= 0 && looks[a->row].item;
     const Span outer = outer_loop(*a, s, first, !wide);
     for (At here{s.s, s.q, s.u, outer.low, s.o}; here.w <= outer.high; ++here.w) {
-      const Span span = loops(*a, here, first, !wide);
+      const Span span = loops(*a, item, here, first, !wide);
       for (int64_t r = span.low; r <= span.high; ++r) {
         Span part{0, count - 1};
         if (!wide) {
@@ -56,7 +58,7 @@ void Run<Real>::find_targets(const Stage& g, At s, Span span) {
     Target& to = targets[p - span.low];
     to.g = &g, to.others.clear();
     if (g.into < 0) continue;
-    collect_entries(stages[g.into], s, p, g.labels);
+    collect_entries(stages[g.into], 0, s, p, g.labels);
     if (fused_link() != &g - stages) continue;
     to.g = stages + g.into;
     for (const Part& f : factors_of) if (f.f->link < 0) to.others.push_back(f);
@@ -117,12 +119,13 @@ void Run<Real>::sum_up(const Stage& g, At s) {
   const bool wide = g.labels > 0;
   const int64_t count = wide ? g.labels : span.high - span.low + 1;
   for (int64_t p = span.low; p <= (wide ? span.high : span.low); ++p) {
-    collect_entries(g, s, p, count);
-    const int64_t many = entries.size();
+    collect_entries(g, 0, s, p, count);
     if (fused_link() >= 0) continue;
-    terms.resize(std::max<int64_t>(terms.size(), many * count));
     for (int64_t item = 0; item < batch; ++item) {
       if (!is_needed(g, item, s)) continue;
+      if (apart && item) collect_entries(g, item, s, p, count);
+      const int64_t many = entries.size();
+      terms.resize(std::max<int64_t>(terms.size(), many * count));
       Real* to = out(g, data[0], item, s, p);
       double* known = out_level(g, item, s, p);
       if (count == 1) { sum_of_cell<best>(item, to, known); continue; }
@@ -205,12 +208,13 @@ void Run<Real>::sum_down(const Stage& g, At s) {
   const bool wide = g.labels > 0;
   const int64_t count = wide ? g.labels : span.high - span.low + 1;
   for (int64_t p = span.low; p <= (wide ? span.high : span.low); ++p) {
-    collect_entries(g, s, p, count);
+    collect_entries(g, 0, s, p, count);
     if (fused_link() >= 0) continue;
     for (int64_t item = 0; item < batch; ++item) {
       if (!is_needed(g, item, s)) continue;
       const Real *grad = out(g, grads[0], item, s, p), *done = out(g, data[0], item, s, p);
       if (!any_of(grad, count)) continue;
+      if (apart && item) collect_entries(g, item, s, p, count);
       if (entries.size() > 1) shares(g, done, grad, *out_level(g, item, s, p), item, count);
       for (const Entry& one : entries) {
         const int64_t size = one.high - one.low + 1;
