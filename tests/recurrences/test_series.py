@@ -53,7 +53,9 @@ def model(
 
 
 @pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize(("batch", "steps", "states"), [(1, 9, 1), (7, 21, 5), (3, 11, 16)])
+@pytest.mark.parametrize(
+    ("batch", "steps", "states"), [(1, 9, 1), (7, 21, 5), (3, 11, 16), (7, 9, 40)]
+)
 def test_sums_and_gradients_are_those_of_the_interpreter(
     kind: str, batch: int, steps: int, states: int
 ) -> None:
@@ -106,8 +108,9 @@ def test_other_rules_before_a_series_and_entries_of_several_inputs() -> None:
         torch.testing.assert_close(one, other)
 
 
-def test_float_keeps_its_digits_over_ten_thousand_steps() -> None:
-    chain = model("plain", 1, 10_000, 4, torch.float32)
+@pytest.mark.parametrize("states", [4, 40])
+def test_float_keeps_its_digits_over_ten_thousand_steps(states: int) -> None:
+    chain = model("plain", 1, 10_000, states, torch.float32)
     exact = Chain(chain.unary.double(), chain.transition.double())
     ours = Chain(chain.unary, chain.transition)
     torch.testing.assert_close(
@@ -139,8 +142,9 @@ def test_draws_have_the_probabilities_of_sequences(states: int) -> None:
         assert ((counts - means).abs() < 5 * means.sqrt() + 3).all()
 
 
-def test_a_second_backward_pass_has_the_same_gradients() -> None:
-    chain = model("plain", 3, 9, 4)
+@pytest.mark.parametrize("states", [4, 40])
+def test_a_second_backward_pass_has_the_same_gradients(states: int) -> None:
+    chain = model("plain", 3, 9, states)
     unary = chain.unary.clone().requires_grad_()
     value = Chain(unary, chain.transition, chain.lengths).log_partition().sum()
     first, second = (torch.autograd.grad(value, unary, retain_graph=True)[0] for _ in range(2))

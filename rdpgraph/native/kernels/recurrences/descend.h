@@ -3,7 +3,7 @@
 #pragma once
 
 #include "cells.h"
-#include "series.h"
+#include "wide.h"
 
 namespace {
 
@@ -36,10 +36,20 @@ int64_t Run<Real>::pick(bool best) {
 // The number of a term, in proportion to what `line` has, whose sum is given.
 template <typename Real>
 int64_t Run<Real>::choose(Real sum) {
-  const int64_t many = line.size();
+  const int64_t many = line.size(), some = lanes<Real>();
   Real left = Real(uniform()) * sum;
   int64_t k = 0;
+  // Sums of several numbers at a time, and then one after the other.
+  for (; k + some < many; k += some) {
+    Real part = 0;
+#pragma omp simd reduction(+ : part)
+    for (int64_t j = 0; j < some; ++j) part += line[k + j];
+    if (left < part) break;
+    left -= part;
+  }
   while (k + 1 < many && (left -= line[k]) >= 0) ++k;
+  // Rounding may have led beyond the last term that is possible.
+  while (k && !(line[k] > 0)) --k;
   return k;
 }
 
@@ -64,14 +74,18 @@ template <typename Real>
 int64_t Run<Real>::label_before(const Series& one, int64_t item, int64_t step, int64_t v, bool best) {
   const Stage& g = stages[one.link];
   const int64_t depth = g.depth;
-  if (!best && !noise && one.kept && is_narrow(one)) {
+  if (!best && !noise && one.kept) {
     line.resize(depth);
     // In proportion to x_k exp(W_kv), unless these are near underflow.
     const Real* x = one.before.data() + (item * (one.last - one.first + 1) + step - one.first) * depth;
-    const Real* column = table(g, item).back + v * width<Real>();
+    const Real* back = table(g, item).back;
     Real sum = 0;
+    for (int64_t first = 0; first < depth; first += width<Real>()) {
+      const Real* column = back + (first * depth + v * width<Real>());
+      const int64_t some = std::min(width<Real>(), depth - first);
 #pragma omp simd reduction(+ : sum)
-    for (int64_t k = 0; k < depth; ++k) sum += line[k] = x[k] * column[k];
+      for (int64_t k = 0; k < some; ++k) sum += line[first + k] = x[first + k] * column[k];
+    }
     if (sum >= faint<Real>(depth) * (1 << 20)) return choose(sum);
   }
   line_of_series(one, item, step, v);

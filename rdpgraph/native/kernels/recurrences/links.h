@@ -44,30 +44,38 @@ void Run<Real>::prepare(const Stage& g, bool down) {
   for (int64_t item = 0; item < sets(g); ++item) {
     const Table<Real> t = table(g, item);
     if (down) {
+      // Tiles of a panel's width, which stay in the cache.
       std::fill(t.back, t.back + panels_of(depth, wide) * wide * n, Real(0));
-      for (int64_t k = 0; k < depth; ++k)
-        for (int64_t j = 0; j < n; ++j)
-          t.back[(k / wide * n + j) * wide + k % wide] = t.ahead[(j / wide * depth + k) * wide + j % wide];
+      for (int64_t k = 0; k < depth; k += wide)
+        for (int64_t j = 0; j < n; j += wide) {
+          const Real* from = t.ahead + j * depth + k * wide;
+          Real* to = t.back + k * n + j * wide;
+          const int64_t rows_of = std::min(wide, depth - k), columns_of = std::min(wide, n - j);
+          for (int64_t c = 0; c < columns_of; ++c)
+            for (int64_t r = 0; r < rows_of; ++r) to[c * wide + r] = from[r * wide + c];
+        }
       continue;
     }
     std::fill(t.peaks, t.peaks + n, kNever<Real>);
-    std::fill(t.ahead, t.ahead + panels_of(n, wide) * wide * depth, best ? kNever<Real> : Real(0));
-    const bool by_rows = g.column == 1 && g.labels2 == 1;
-    const auto each = [&](auto visit) {
-      if (by_rows) {
-        for (int64_t k = 0; k < depth; ++k) {
-          const Real* from = t.logs + row_of(g, k);
-          for (int64_t j = 0; j < n; ++j) visit(k, j, from[j]);
-        }
-      } else for (int64_t j = 0; j < n; ++j) {
-        const Real* from = t.logs + column_of(g, j);
-        for (int64_t k = 0; k < depth; ++k) visit(k, j, from[row_of(g, k)]);
+    const int64_t last = n / wide * wide;  // the panel that is not full, if there is one
+    if (last < n) std::fill(t.ahead + last * depth, t.ahead + (last + wide) * depth, best ? kNever<Real> : Real(0));
+    if (g.column == 1 && g.labels2 == 1) {
+      for (int64_t k = 0; k < depth; ++k) {
+        const Real* from = t.logs + row_of(g, k);
+        by_lanes<Real>(n, [&](int64_t j, auto left) {
+          const Lane<Real> one = load(from + j, left), most = load(t.peaks + j, left);
+          store(t.ahead + (j / wide * depth + k) * wide + j % wide, one, left);
+          store(t.peaks + j, one > most ? one : most, left);
+        });
       }
-    };
-    each([&](int64_t k, int64_t j, Real v) {
-      t.ahead[(j / wide * depth + k) * wide + j % wide] = v;
-      t.peaks[j] = std::max(t.peaks[j], v);
-    });
+    } else for (int64_t j = 0; j < n; ++j) {
+      const Real* from = t.logs + column_of(g, j);
+      for (int64_t k = 0; k < depth; ++k) {
+        const Real v = from[row_of(g, k)];
+        t.ahead[(j / wide * depth + k) * wide + j % wide] = v;
+        t.peaks[j] = std::max(t.peaks[j], v);
+      }
+    }
     for (int64_t j = 0; j < n; ++j) t.peaks[j] = finite(t.peaks[j]);
     if (best) continue;
     for (int64_t first = 0; first < n; first += wide)
@@ -502,8 +510,9 @@ void Run<Real>::direct_down(const Stage& g, At s, Span span, int64_t first, int6
 template <typename Real>
 void Run<Real>::start_kept(const Stage& g, Kept& own) {
   const int64_t depth = depth_of(g), padded = panels_of(g.labels, width<Real>()) * width<Real>(), most = most_kept(g);
-  own.before.resize(sets(g) * depth * most), own.after.resize(sets(g) * padded * most, Real(0));
-  own.sums.resize(sets(g) * depth * padded, Real(0)), own.turned.resize(kRows * most), own.counts.resize(sets(g), 0);
+  own.before.resize(sets(g) * panels_of(depth, kRows) * kRows * most);
+  own.after.resize(sets(g) * padded * most, Real(0));
+  own.sums.resize(sets(g) * depth * padded, Real(0)), own.counts.resize(sets(g), 0);
 }
 
 // Keeps a row before a product and the gradient after it: their outer product is the gradient of the
@@ -511,12 +520,22 @@ void Run<Real>::start_kept(const Stage& g, Kept& own) {
 template <typename Real>
 void Run<Real>::keep_products(const Stage& g, int64_t item, const Real* before, const Real* after, int64_t more) {
   Kept& own = kept[&g - stages + more];
-  const int64_t depth = depth_of(g), wide = width<Real>(), panels = panels_of(g.labels, wide), most = most_kept(g);
+  const int64_t most = most_kept(g);
   if (own.before.empty()) start_kept(g, own);
   const int64_t set = g.table_item ? item : 0;
   if (own.counts[set] == most) multiply_kept(g, more, set);
-  const int64_t at = own.counts[set]++;
-  std::memcpy(own.before.data() + (set * most + at) * depth, before, depth * sizeof(Real));
+  put_kept(g, own, set, own.counts[set]++, before, after);
+}
+
+// Writes a row that is kept at a place of a set: its numbers before the product in packs of kRows, of which each is
+// multiplied by all rows, and those after it in panels.
+template <typename Real>
+void Run<Real>::put_kept(const Stage& g, Kept& own, int64_t set, int64_t at, const Real* before, const Real* after) {
+  const int64_t depth = depth_of(g), wide = width<Real>(), packs = panels_of(depth, kRows);
+  const int64_t panels = panels_of(g.labels, wide), most = most_kept(g);
+  for (int64_t k = 0; k < packs; ++k)
+    std::memcpy(own.before.data() + ((set * packs + k) * most + at) * kRows, before + k * kRows,
+                std::min(kRows, depth - k * kRows) * sizeof(Real));
   for (int64_t p = 0; p < panels; ++p)
     std::memcpy(own.after.data() + ((set * panels + p) * most + at) * wide, after + p * wide,
                 std::min(wide, g.labels - p * wide) * sizeof(Real));
@@ -529,19 +548,15 @@ void Run<Real>::multiply_kept(const Stage& g, int64_t more, int64_t set) {
   const int64_t depth = depth_of(g), wide = width<Real>(), panels = panels_of(g.labels, wide), most = most_kept(g);
   const int64_t count = own.counts[set];
   if (!count) return;
-  alignas(64) Real part[kRows * width<Real>()];
-  const Real *before = own.before.data() + set * most * depth, *after = own.after.data() + set * panels * most * wide;
+  const int64_t packs = panels_of(depth, kRows);
+  const Real *before = own.before.data() + set * packs * most * kRows, *after = own.after.data() + set * panels * most * wide;
   Real* sums = own.sums.data() + set * depth * panels * wide;
-  for (int64_t k = 0; k < depth; k += kRows) {
-    const int64_t some = std::min(kRows, depth - k);
-    for (int64_t r = 0; r < count; ++r)
-      for (int64_t j = 0; j < some; ++j) own.turned[j * most + r] = before[r * depth + k + j];
-    for (int64_t p = 0; p < panels; ++p) {
-      multiply<Real>(some, own.turned.data(), most, after + p * most * wide, count, part, wide);
-      Real* to = sums + (p * depth + k) * wide;
-      for (int64_t j = 0; j < some * wide; ++j) to[j] += part[j];
-    }
-  }
+  for (int64_t k = 0; k < depth; k += kRows)
+    for (int64_t p = 0; p < panels; ++p)
+      by_rows(std::min(kRows, depth - k), [&](auto some) {
+        multiply<Real, decltype(some)::value, false, kRows>(before + k * most, 1, after + p * most * wide, count,
+                                                            sums + (p * depth + k) * wide, wide);
+      });
   own.counts[set] = 0;
 }
 
@@ -557,9 +572,12 @@ void Run<Real>::write_matrix_gradient(const Stage& g) {
     const Real* sums = own.sums.data() + item * depth * panels_of(n, wide) * wide;
     Real* to = grads[g.slot] + g.table.c + item * g.table_item;
     for (int64_t k = 0; k < depth; ++k)
-      for (int64_t j = 0; j < n; ++j) {
-        const int64_t at = (j / wide * depth + k) * wide + j % wide;
-        to[row_of(g, k) + column_of(g, j)] += t.ahead[at] * sums[at];
+      for (int64_t first = 0; first < n; first += wide) {
+        const int64_t at = (first / wide * depth + k) * wide, some = std::min(wide, n - first);
+        if (g.column == 1 && g.labels2 == 1) {
+          Real* row = to + row_of(g, k) + first;
+          for (int64_t j = 0; j < some; ++j) row[j] += t.ahead[at + j] * sums[at + j];
+        } else for (int64_t j = 0; j < some; ++j) to[row_of(g, k) + column_of(g, first + j)] += t.ahead[at + j] * sums[at + j];
       }
   }
 }

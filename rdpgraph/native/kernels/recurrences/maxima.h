@@ -7,7 +7,7 @@
 #pragma once
 
 #include "means.h"
-#include "series.h"
+#include "wide.h"
 
 namespace {
 

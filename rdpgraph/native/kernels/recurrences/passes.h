@@ -17,7 +17,7 @@ int64_t Run<Real>::next_step(const Stage& g, Span span, int64_t step, bool forwa
   step = forward ? std::max(step, span.low) : std::min(step, span.high);
   for (const Series& one : series) {
     const bool link = stages + one.link == &g;
-    if (!whole_series || !is_narrow(one) || (!link && stages + one.into != &g)) continue;
+    if (!whole_series || (!link && stages + one.into != &g)) continue;
     const Span inside{one.first + link, one.last};
     if (inside.low <= step && step <= inside.high) step = forward ? inside.high + 1 : inside.low - 1;
   }

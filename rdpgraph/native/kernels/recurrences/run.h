@@ -429,7 +429,7 @@ template <typename Real> struct Run {
   void direct_down(const Stage& g, At s, Span span, int64_t from, int64_t until);
   // Rows before and after products, whose outer products are a table's gradient; by stage.
   // Each set of items that share a matrix has its own, `counts` of them.
-  struct Kept { std::vector<Real> before, after, sums, turned; std::vector<int64_t> counts; };
+  struct Kept { std::vector<Real> before, after, sums; std::vector<int64_t> counts; };
   std::vector<Kept> kept;
   // How many rows are kept of a set: those that stay in the cache.
   int64_t most_kept(const Stage& g) const {
@@ -437,6 +437,7 @@ template <typename Real> struct Run {
   }
   void start_kept(const Stage& g, Kept& own);
   void keep_products(const Stage& g, int64_t item, const Real* before, const Real* after, int64_t more);
+  void put_kept(const Stage& g, Kept& own, int64_t set, int64_t at, const Real* before, const Real* after);
   void multiply_kept(const Stage& g, int64_t more, int64_t set);
   void finish_kept(const Stage& g, int64_t more) {
     for (size_t set = 0; set < kept[&g - stages + more].counts.size(); ++set) multiply_kept(g, more, set);
@@ -461,7 +462,11 @@ template <typename Real> struct Run {
   template <int K, int P> void series_sums(Series& one, int64_t item, bool keep);
   template <int K, int P> void series_best(Series& one, int64_t item);
   template <int K, int P> void series_down(Series& one, int64_t item);
-  template <typename Each> void each_of_series(const Series& one, Each each) const;
+  const Real* others_at(const Series& one, int64_t item, int64_t s, std::vector<Real>& room) const;
+  void wide_sums(Series& one, int64_t item, int64_t together, bool keep);
+  void wide_best(Series& one, int64_t item, int64_t together);
+  void wide_down(Series& one, int64_t item, int64_t together);
+  template <typename Wide, typename Narrow> void each_of_series(const Series& one, Wide wide, Narrow narrow) const;
   template <bool best> void series_up(Series& one, bool keep);
   void series_down(Series& one);
   // The series of whose sums a stage has one at a step.
@@ -473,7 +478,7 @@ template <typename Real> struct Run {
   // The series that begins with a stage at a step, in place of which it is worked on.
   Series* first_of_series(const Stage& g, int64_t step) {
     for (Series& one : series)
-      if (stages + one.link == &g && one.first == step && is_narrow(one)) return &one;
+      if (stages + one.link == &g && one.first == step) return &one;
     return nullptr;
   }
 

@@ -387,53 +387,11 @@ void Run<Real>::series_down(Series& one, int64_t item) {
     for (int64_t n = 0; n < many; n += most) {
       multiply_kept(g, 0, set);
       const int64_t count = rows.counts[set] = std::min(most, many - n);
-      std::memcpy(rows.before.data() + set * most * depth, before[p] + n * depth, count * depth * sizeof(Real));
       for (int64_t k = 0; k < count; ++k)
-        std::memcpy(rows.after.data() + (set * most + k) * width<Real>(), after[p] + (n + k) * depth, depth * sizeof(Real));
+        put_kept(g, rows, set, k, before[p] + (n + k) * depth, after[p] + (n + k) * depth);
     }
     multiply_kept(g, 0, set);
   }
-}
-
-// Calls for the items of a series, some together where they share a matrix.
-template <typename Real>
-template <typename Each>
-void Run<Real>::each_of_series(const Series& one, Each each) const {
-  const Stage& g = stages[one.link];
-  const bool single = g.labels <= lanes<Real>();
-  const int64_t together = g.table_item ? 1 : single ? 4 : 2;
-  int64_t item = 0;
-  for (; together > 1 && item + together <= batch; item += together) {
-    if (single) each(item, std::integral_constant<int, 1>(), std::integral_constant<int, 4>());
-    else each(item, std::integral_constant<int, 2>(), std::integral_constant<int, 2>());
-  }
-  for (; item < batch; ++item) {
-    if (single) each(item, std::integral_constant<int, 1>(), std::integral_constant<int, 1>());
-    else each(item, std::integral_constant<int, 2>(), std::integral_constant<int, 1>());
-  }
-}
-
-// All items' sums or maxima of a series.
-template <typename Real>
-template <bool best>
-void Run<Real>::series_up(Series& one, bool keep) {
-  const int64_t many = batch * (one.last - one.first + 1) * stages[one.link].labels;
-  one.kept = keep;
-  if (keep) one.before.resize(many), one.after.resize(many);
-  each_of_series(one, [&](int64_t item, auto k, auto p) {
-    if constexpr (best) series_best<decltype(k)::value, decltype(p)::value>(one, item);
-    else series_sums<decltype(k)::value, decltype(p)::value>(one, item, keep);
-  });
-}
-
-// All items' gradients, from rows that were kept for this alone.
-template <typename Real>
-void Run<Real>::series_down(Series& one) {
-  if (!one.kept) series_up<false>(one, true);
-  each_of_series(one, [&](int64_t item, auto k, auto p) {
-    series_down<decltype(k)::value, decltype(p)::value>(one, item);
-  });
-  one.kept = false;  // gradients have replaced what was after products
 }
 
 }  // namespace
