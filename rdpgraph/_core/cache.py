@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from rdpgraph._core.portable import field_names
+from rdpgraph._core.shards import are_same_values
 
 Value = TypeVar("Value")
 Params = ParamSpec("Params")
@@ -119,7 +120,8 @@ class Kept(Generic[Value]):
         """Return whether the sources are the same tensors, unwritten since."""
         parts = _parts(made_of)
         return parts is not None and len(parts) == len(self.parts) and all(
-            seen.is_set_to(part) and (part._version, part.requires_grad) == (version, tracked)
+            are_same_values(seen, part)
+            and (part._version, part.requires_grad) == (version, tracked)
             for part, (seen, version, tracked) in zip(parts, self.parts, strict=True)
         )  # fmt: skip
 

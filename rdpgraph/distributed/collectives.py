@@ -24,6 +24,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from rdpgraph._core.portable import tensors_in
+from rdpgraph._core.shards import fingerprint
 from rdpgraph.errors import GroupError, ModelError, RdpgraphError
 from rdpgraph.logspace.gradients import refused
 from rdpgraph.logspace.logmatrix import finite, safe_log
@@ -167,19 +168,6 @@ _NO_SECOND = (
     "An answer computed by several processes is differentiable once: its gradient has no "
     "gradient. For second derivatives, solve the model in one process."
 )
-
-
-def fingerprint(values: Tensor) -> int:
-    """A hash of the bits of a tensor, to compare between ranks."""
-    flat = values.detach().contiguous().reshape(-1)
-    width = {8: torch.int64, 4: torch.int32, 2: torch.int16}.get(flat.element_size())
-    whole = flat.view(width) if width is not None else flat
-    total = 0
-    for first in range(0, len(whole), 1 << 22):
-        block = whole[first : first + (1 << 22)].long()
-        places = torch.arange(first, first + len(block), device=block.device)
-        total += int((block * (2 * places + 1)).sum())  # overflow wraps around
-    return total % math.floor(2**61)
 
 
 def fingerprint_of(*parts: object) -> list[object]:

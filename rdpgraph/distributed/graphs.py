@@ -9,8 +9,9 @@ import torch
 from torch import Tensor
 
 from rdpgraph._core.cache import cached_property, differentiable_property
+from rdpgraph._core.shards import fingerprint
 from rdpgraph.distributed.boundary import Gathered, exchanged, joining, refuse, watched
-from rdpgraph.distributed.collectives import Peers, fingerprint
+from rdpgraph.distributed.collectives import Peers
 from rdpgraph.engines.loopy.network_equations import Bethe, Fractional
 from rdpgraph.engines.loopy.schedules import Flooding
 from rdpgraph.engines.loopy.solution import LoopySolution

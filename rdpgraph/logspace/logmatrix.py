@@ -147,12 +147,13 @@ class LogMatrix:
         """``logsumexp_k(rows_ik + logs_jk)``: (*lead, m, k) as (*lead, m, n), nats.
 
         One matrix product, with entries that it may lose to underflow summed in logs. -inf, with a
-        zero gradient, where no term is possible. Differentiable any number of times.
+        zero gradient, where no term is possible. Differentiable any number of times. Rows may be in
+        float64 where the matrix is in float32: the product is in its type, sums of logs in theirs.
         """
         peak = _peak(rows)
-        total = (rows - peak).exp() @ self.weights.mT
+        total = (rows - peak).exp().to(self.weights) @ self.weights.mT
         low = self._low(total)
-        logs = torch.where(low, -math.inf, torch.where(low, 1.0, total).log())
+        logs = torch.where(low, -math.inf, torch.where(low, 1.0, total).log().to(rows))
         result = logs + peak + self.peaks.unsqueeze(-2)
         if not bool(low.any()):
             return result
@@ -226,7 +227,8 @@ class LogMatrix:
         low = low & (rows > -math.inf).any(-1, keepdim=True)  # before a look at the whole matrix
         if not bool(low.any()):
             return result
-        possible = (rows > -math.inf).to(result) @ (self.logs > -math.inf).to(result).mT
+        weights = self.weights
+        possible = (rows > -math.inf).to(weights) @ (self.logs > -math.inf).to(weights).mT
         places = (low & (possible > 0)).reshape(-1, *low.shape[-2:]).nonzero()
         if not len(places):
             return result

@@ -17,6 +17,7 @@ from rdpgraph._core.compiler import Opaque
 from rdpgraph._core.notebook import bars, escape, panel, table
 from rdpgraph._core.numbers import is_whole
 from rdpgraph._core.portable import Portable, tensors_in
+from rdpgraph._core.shards import are_same_values
 from rdpgraph.engines.solution import Solution, Status
 from rdpgraph.errors import (
     BudgetError,
@@ -330,7 +331,7 @@ class Inferred(Portable, Opaque, ABC):
     def _answers(self) -> Solution:
         """The solution, unless a tensor that it reads has changed."""
         for part, seen, version in vars(self).get("_versions", ()):  # copies have no versions
-            if part._version != version or not seen.is_set_to(part):
+            if part._version != version or not are_same_values(seen, part):
                 raise ModelError(
                     "A tensor of this model was changed in place, as by an optimizer, after its "
                     "posterior was made: ask infer(model) for another one, or ask this one before."

@@ -2,12 +2,13 @@
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Protocol
 
 import torch
 from torch import Tensor
 
+from rdpgraph._core.shards import Shard
 from rdpgraph.recurrences.semirings import Prepared, Semiring
 
 
@@ -17,11 +18,15 @@ class Named:
 
     Attributes:
         fixed: whether it takes part in many products, so that work to prepare it is worth keeping.
+        split: the name of a dim of which the values are a part, others being on other processes.
+        shard: how they are split.
     """
 
     values: Tensor
     names: tuple[str, ...]
     fixed: bool = False
+    split: str | None = None
+    shard: Shard | None = None
 
     def size(self, name: str) -> int:
         """The size of a dim."""
@@ -117,13 +122,60 @@ def contract(
             made.append(_summed(semiring, made[one], summed))
         else:
             made.append(_joined(semiring, made[one], made[other], summed, kept))
-    return made[-1]
+    return gather_whole(made[-1])
+
+
+# ---- values that are split between processes ----
+
+
+def gather_whole(x: Named) -> Named:
+    """The values of all processes."""
+    if x.split is None:
+        return x
+    assert x.shard is not None
+    return Named(x.shard.gather(x.values, 1 + x.names.index(x.split)), x.names)
+
+
+def _joined_in_parts(
+    semiring: Semiring, x: Named, y: Named, summed: Sequence[str],
+    kept: dict[tuple[object, ...], Prepared],
+) -> Named:  # fmt: skip
+    """`_joined` where x is split, and y may be: the product with the part here.
+
+    Each process multiplies its part by what goes with it, and sums over the entries that it has.
+    If the split name is summed over, the sums of all processes are summed; else the result is split
+    as x is.
+    """
+    split, shard = x.split, x.shard
+    assert split is not None
+    assert shard is not None
+    if y.split != split:  # one of two that are split by different names is made whole
+        y = gather_whole(y)
+        there = split in y.names
+        values = shard.part(y.values, 1 + y.names.index(split)) if there else shard.copy(y.values)
+        y = Named(values, y.names)
+    here = _joined(semiring, replace(x, split=None), replace(y, split=None), summed, kept)
+    return _added_up(semiring, here, split, shard)
+
+
+def _added_up(semiring: Semiring, here: Named, split: str, shard: Shard) -> Named:
+    """What a process has computed with its part: a part, or the sum of what all have computed."""
+    if split in here.names:
+        return replace(here, split=split, shard=shard)
+    return Named(semiring.sum(shard.stack(here.values), [0]), here.names)
+
+
+# ---- sums and products ----
 
 
 def _summed(semiring: Semiring, x: Named, summed: Sequence[str]) -> Named:
     dims = [1 + x.names.index(name) for name in summed]
     rest = tuple(name for name in x.names if name not in summed)
-    return Named(semiring.sum(x.values, dims), rest)
+    here = Named(semiring.sum(x.values, dims), rest)
+    if x.split is None:
+        return here
+    assert x.shard is not None
+    return _added_up(semiring, here, x.split, x.shard)
 
 
 def _joined(
@@ -131,6 +183,10 @@ def _joined(
     kept: dict[tuple[object, ...], Prepared],
 ) -> Named:  # fmt: skip
     """The product of two factors, summed over some names that both have."""
+    if x.split is not None:
+        return _joined_in_parts(semiring, x, y, summed, kept)
+    if y.split is not None:
+        return _joined_in_parts(semiring, y, x, summed, kept)
     shared = [name for name in x.names if name in y.names and name not in summed]
     left = [name for name in x.names if name not in y.names]
     right = [name for name in y.names if name not in x.names]

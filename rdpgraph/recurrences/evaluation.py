@@ -4,6 +4,8 @@ from collections.abc import Mapping
 
 from torch import Tensor
 
+from rdpgraph._core.shards import Part
+from rdpgraph.errors import UnsupportedError
 from rdpgraph.recurrences.interpreter import Run
 from rdpgraph.recurrences.lists import fill_by_cells
 from rdpgraph.recurrences.program import Program
@@ -12,7 +14,7 @@ from rdpgraph.recurrences.semirings import Semiring
 
 def evaluate(
     program: Program, inputs: Mapping[str, Tensor], lengths: Mapping[str, Tensor | int],
-    sizes: Mapping[str, int], semiring: Semiring,
+    sizes: Mapping[str, int], semiring: Semiring, parts: Mapping[str, Part] | None = None,
 ) -> Tensor:  # fmt: skip
     """The goal of each item, (items,); `semiring.one` where its ends are before the first cells.
 
@@ -22,8 +24,14 @@ def evaluate(
         lengths: (items,) whole numbers, or one for all.
         sizes: of the inputs.
         semiring: log-sums, maxima or counts.
+        parts: of inputs that are split between processes, each of which has some labels.
     """
-    run = Run(program, inputs, lengths, sizes, semiring)
+    if parts and program.is_listed:
+        raise UnsupportedError(
+            f"{program.name} reads tables at places that are data, for which no input may be split "
+            f"between processes; got a DTensor of {next(iter(parts))}: take its full_tensor()."
+        )
+    run = Run(program, inputs, lengths, sizes, semiring, parts or {})
     fill(run)
     return run.goal()
 

@@ -12,7 +12,7 @@ sizes (`Layout`) and kept.
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -21,6 +21,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from rdpgraph._core.cache import cached_property, remembered
+from rdpgraph._core.shards import Part
+from rdpgraph.errors import UnsupportedError
 from rdpgraph.recurrences.affine import Affine, evaluate_form
 from rdpgraph.recurrences.contraction import (
     Named,
@@ -283,7 +285,19 @@ class Run:
     def __init__(
         self, program: Program, inputs: Mapping[str, Tensor],
         lengths: Mapping[str, Tensor | int], sizes: Mapping[str, int], semiring: Semiring,
+        parts: Mapping[str, Part] | None = None,
     ) -> None:  # fmt: skip
+        """Prepare the inputs.
+
+        Args:
+            program: the recurrence.
+            inputs: as for `evaluation.evaluate`; of those in ``parts`` what this process has.
+            lengths: as there.
+            sizes: of the inputs, parts taken together.
+            semiring: of the values.
+            parts: how inputs are split between processes.
+        """
+        self.parts = parts or {}
         program = program if program.is_listed else with_links(program)
         self.program, self.semiring, self.sizes = program, semiring, sizes
         self.layout = _layout(program, tuple(sorted(sizes.items())))
@@ -400,7 +414,7 @@ class Run:
         labels = tuple(name for name in factor.names if name not in places)
         mask = term.mask.reshape(1, *term.mask.shape, *[1] * len(labels)).to(self.like.device)
         values = torch.where(mask, factor.arranged((*places, *labels)), self.semiring.zero)
-        factors[most] = Named(values, (*places, *labels))
+        factors[most] = replace(factor, values=values, names=(*places, *labels), fixed=False)
         return factors
 
     def _table(self, read: _TableRead, term: _Term) -> Named:
@@ -446,17 +460,34 @@ class Run:
         for name, (start, end) in term.box.items():
             if name in whole.names and end - start < whole.size(name):
                 values = values.narrow(1 + whole.names.index(name), start, end - start)
-        return whole if values is whole.values else Named(values, whole.names)
+        return whole if values is whole.values else replace(whole, values=values, fixed=False)
 
     def _gather(self, rule: Rule, factor: Read) -> Named | list[Named]:
         """An input at the places of a rule; a list of steps if it changes from one to the next."""
         names = self.layout.gathered_names(rule, factor)
         values = self.gather(rule, factor, self.inputs[factor.array])
+        part = self.parts.get(factor.array)
+        split = None if part is None else self._split_label(rule, factor, part)
+        shard = None if part is None else part.shard
         if STEP not in names:
-            return Named(values, names, fixed=True)
+            return Named(values, names, fixed=True, split=split, shard=shard)
         place = names.index(STEP)
         rest = names[:place] + names[place + 1 :]
-        return [Named(part, rest) for part in values.unbind(1 + place)]
+        return [Named(x, rest, split=split, shard=shard) for x in values.unbind(1 + place)]
+
+    def _split_label(self, rule: Rule, factor: Read, part: Part) -> str:
+        """The label by which an input is split between processes."""
+        at, kept = self.layout.gathered(rule, factor)
+        array = self.program.by_name[factor.array]
+        assert isinstance(array, Array)
+        dim = part.dim - (part.values.ndim - len(at))
+        if dim not in kept:
+            by = "batch dims" if dim < 0 else f"{array.dims[dim]}, read as {factor.index[dim]}"
+            raise UnsupportedError(
+                f"{self.program.name} needs {array} split between processes by labels, as rules "
+                f"read whole; got a DTensor split by {by}: redistribute it."
+            )
+        return str(at[dim].bare)
 
     def gather(self, rule: Rule, factor: Read, values: Tensor) -> Tensor:
         """(items or 1, *dims) the values of an input in the dims of `Layout.gathered_names`."""

@@ -10,8 +10,9 @@ from torch import Tensor
 
 from rdpgraph._core.cache import Kept
 from rdpgraph._core.numbers import outside
+from rdpgraph._core.shards import is_sharded, part_of, require_alike
 from rdpgraph._core.types import broadcast_shapes
-from rdpgraph.errors import ModelError
+from rdpgraph.errors import ModelError, UnsupportedError
 from rdpgraph.logspace.gradients import by_autograd, expectations, is_transformed, mean_scores
 from rdpgraph.model.potentials.potential import checked_log_values
 from rdpgraph.model.potentials.table import as_values, as_whole
@@ -88,6 +89,10 @@ class Bound:
             name, value = f"{owner}'s {array.name}", self.given[array.name]
             if array.whole:
                 self.given[array.name] = as_whole(name, value).long()
+                continue
+            if is_sharded(value):  # which answers check, as all processes have to take part
+                self.given[array.name] = value
+                dtypes.append(value.dtype)
                 continue
             values = as_values(name, value)
             if not self._checked:
@@ -275,6 +280,8 @@ class Bound:
 
     def _evaluated(self, tensors: Mapping[str, Tensor], semiring: Semiring) -> Tensor:
         """(*batch,) the goal of some inputs, whole numbers among them."""
+        if any(map(is_sharded, tensors.values())):
+            return self._evaluated_in_parts(tensors, semiring)
         flat, lengths = self._flat(tensors), self._flat_lengths()
         inputs, program = [*flat.values()], self.program
         if isinstance(semiring, LogSum) and self._served(inputs):
@@ -288,6 +295,27 @@ class Bound:
             else:
                 goal = evaluate(program, flat, lengths, self._sizes, semiring)
         return self._batched(goal, 0)
+
+    def _evaluated_in_parts(self, tensors: Mapping[str, Tensor], semiring: Semiring) -> Tensor:
+        """`_evaluated` where some inputs are DTensors, each process computing with its parts."""
+        name, split = self.program.name, {k: x for k, x in tensors.items() if is_sharded(x)}
+        parts = {k: part_of(f"{name}'s {k}", x) for k, x in split.items()}  # pyright: ignore
+        lengths = self._flat_lengths()
+        whole = {array.name: tensors[array.name] for array in self.program.inputs}
+        whole = {k: x for k, x in whole.items() if k not in split}
+        require_alike(name, [*parts.values()], {**whole, **lengths})
+        flat = self._flat({**tensors, **{k: part.held for k, part in parts.items()}})
+        # Logs of sums are in float64, and parts, which are large, in their own type.
+        wide = {k: flat[k].double() if flat[k].is_floating_point() else flat[k] for k in whole}
+        parts = {k: part for k, part in parts.items() if part.shard.group is not None}
+        goal = evaluate(self.program, {**flat, **wide}, lengths, self._sizes, semiring, parts)
+        dtype = next(iter(split.values())).dtype
+        return self._batched(goal.to(dtype) if isinstance(semiring, LogSum | Max) else goal, 0)
+
+    @property
+    def _split(self) -> str | None:
+        """The name of an input that is a DTensor, where there is one."""
+        return next((name for name, x in self.given.items() if is_sharded(x)), None)
 
     def _check_written(self, flat: Mapping[str, Tensor]) -> None:
         """Refuse NaN and +inf that were written into inputs since they were given."""
@@ -425,6 +453,8 @@ class Bound:
             scores: finite, one tensor in the shape of each input of logs.
         """
         logs = [*self.logs().values()]
+        if self._split is not None:
+            return mean_scores(self._log_partition_of, logs, scores)
         flat, lengths = self._flat(self.given), self._flat_lengths()
         if not self._served([*flat.values()]):
             return mean_scores(self._log_partition_of, logs, scores)
@@ -497,6 +527,12 @@ class Bound:
 
     def _run_up(self, *, best: bool) -> executor.Upward | Derived:
         """A pass from which derivations are read: by compiled code where that serves."""
+        if self._split is not None:
+            raise UnsupportedError(
+                f"{self.program.name} finds modes, draws and max-marginals in one process alone; "
+                f"its {self._split} is a DTensor: take its full_tensor(), or ask for log Z, "
+                "gradients or marginals."
+            )
         flat, lengths = self._flat(self.given), self._flat_lengths()
         if self._served([*flat.values()]):
             return executor.run_up(
@@ -604,9 +640,12 @@ class Bound:
         if alone:
             return self.log_partition()
         counted = {**logs, name: torch.complex(logs[name], ones[name])} if name in logs else logs
-        flat, lengths = self._flat(self.given | counted), self._flat_lengths()
-        goal = evaluate(self.program, flat, lengths, self._sizes, Most())
-        goal = goal.expand(self._items).reshape(self._batch)
+        if self._split is not None:
+            goal = self._evaluated_in_parts(self.given | counted, Most())
+        else:
+            flat, lengths = self._flat(self.given | counted), self._flat_lengths()
+            goal = evaluate(self.program, flat, lengths, self._sizes, Most())
+            goal = self._batched(goal, 0)
         enough = (goal.imag.detach() == wanted) & (goal.real.detach() > -torch.inf)
         return torch.where(enough, goal.real, -torch.inf)
 

@@ -18,7 +18,8 @@ from rdpgraph.interface.sites import Sites
 from rdpgraph.interface.structure import Structure, is_tracked
 from rdpgraph.logspace.gradients import by_autograd, expectations
 from rdpgraph.model.potentials.lowrank import LowRank
-from rdpgraph.model.potentials.potential import Potential
+from rdpgraph.model.potentials.potential import Potential, refuse_hollow
+from rdpgraph.model.potentials.sharded import Sharded, as_potential
 from rdpgraph.model.potentials.table import Table, as_states
 from rdpgraph.model.restriction import gathered
 from rdpgraph.model.soundness import require_possible
@@ -152,6 +153,12 @@ class Recurrence(Structure):
     def __post_init__(self) -> None:
         """Check the inputs; a `__post_init__` of a subclass calls this one."""
         # A potential that may be asked for few values is checked for its shape alone.
+        # Of a DTensor each process has a part; unary potentials are whole, as answers are.
+        for name in {name for name, _ in self.written()[0]} & {*field_names(type(self))}:
+            value = getattr(self, name)
+            if name == UNARY and isinstance(value, Tensor):
+                refuse_hollow(f"{self.name}'s {name}", value)
+            object.__setattr__(self, name, as_potential(value))
         given = self.inputs().items()
         asked = {name: _shaped(one) for name, one in given if _is_asked(one)}
         bound = self._bind(asked, checked=False)
@@ -219,6 +226,8 @@ class Recurrence(Structure):
                 program, asked = found
                 for one in asked:
                     given[one.name] = evaluate_at(value, one, sizes, given)
+            elif isinstance(value, Sharded):
+                given[name] = value.values
             elif ranks and isinstance(value, LowRank):
                 program = with_ranks(program, name)
                 left, right = factors_of(value, len(array.dims))
@@ -599,7 +608,7 @@ def chain_parts(program: Program) -> tuple[str, str] | None:
 def _is_asked(potential: Any) -> bool:
     """Return whether a potential can be evaluated at some states in less than its table."""
     known = isinstance(potential, Potential) and not isinstance(potential, Table)
-    return known and len(potential.shape) == 2
+    return known and (len(potential.shape) == 2 or isinstance(potential, Sharded))
 
 
 def _shaped(potential: Potential) -> Tensor:

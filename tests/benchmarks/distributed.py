@@ -2,10 +2,13 @@
 
     $ OMP_NUM_THREADS=1 python tests/benchmarks/distributed.py --side 1000 --ranks 2
     $ OMP_NUM_THREADS=1 python tests/benchmarks/distributed.py --side 4000 --ranks 4
+    $ OMP_NUM_THREADS=1 python tests/benchmarks/distributed.py --states 20000 --ranks 2
 
-Sweeps of loopy belief propagation over a grid, of which each rank declares a part. One process and
-several take turns; the least time of each counts. Processor time is that of the rank that took
-most: on a machine with other work it says more than the clock does.
+Sweeps of loopy belief propagation over a grid, of which each rank declares a part. With --states it
+is log Z and marginals of a chain whose dense table of all pairs of states is a DTensor, of which
+each rank makes and keeps its rows. One process and several take turns; the least time of each
+counts. Processor time is that of the rank that took most: on a machine with other work it says more
+than the clock does.
 """
 
 import argparse
@@ -21,6 +24,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor import DTensor, Shard
 
 import rdpgraph as rg
 from rdpgraph.distributed import GraphPart, explain
@@ -53,6 +57,28 @@ def grid(mesh: Any, ranks: int, rank: int, options: argparse.Namespace) -> tuple
     return lambda: part.infer(loopy).solution.outcome, str(explain(part, mesh))
 
 
+def chain(mesh: Any, ranks: int, rank: int, options: argparse.Namespace) -> tuple[Run, str]:
+    """Log Z and marginals of a chain, a band of rows of its table on each rank."""
+    states, steps = options.states, options.steps
+    every = -(-states // ranks)
+    rows = min(every, max(0, states - rank * every))
+    unary = torch.randn(steps, states, generator=torch.Generator().manual_seed(0))
+    # Rows of one generator each, so that the table is that of one process.
+    table = torch.empty(rows, states)
+    for k, row in enumerate(table):
+        row.normal_(generator=torch.Generator().manual_seed(1 + rank * every + k))
+    if mesh is not None:
+        table = DTensor.from_local(
+            table, mesh, [Shard(0)], run_check=False, shape=(states, states), stride=(states, 1)
+        )
+    model = rg.Chain(unary, table)
+
+    def answers() -> tuple[float, float]:
+        return float(model.log_partition()), float(model.marginals()[0, 0])
+
+    return answers, ""
+
+
 def process(ranks: int, rank: int, folder: Path, options: argparse.Namespace) -> None:
     """One of them: times and memory into a file."""
     torch.set_num_threads(1)
@@ -61,16 +87,19 @@ def process(ranks: int, rank: int, folder: Path, options: argparse.Namespace) ->
         store = dist.FileStore(str(folder / "store"), ranks)
         dist.init_process_group("gloo", store=store, rank=rank, world_size=ranks)
         mesh = init_device_mesh("cpu", (ranks,))
-    run, forecast = grid(mesh, ranks, rank, options)
+    make = chain if options.states else grid
+    run, forecast = make(mesh, ranks, rank, options)
     found = []
     for _ in range(options.repeats):
         if ranks > 1:
             dist.barrier()
         begin, busy = time.perf_counter(), time.process_time()
-        run()
+        answer = run()
         found.append((time.perf_counter() - begin, time.process_time() - busy))
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
     clock, busy = (min(column) for column in zip(*found, strict=True))
+    if options.states:
+        forecast = "log Z {:.3f}, and {:.6g} of the first state at the first step".format(*answer)
     (folder / f"{rank}.json").write_text(json.dumps([clock, busy, peak, forecast]))
     os._exit(0)
 
@@ -98,6 +127,8 @@ def main() -> None:
     parser.add_argument("--ranks", type=int, default=2)
     parser.add_argument("--side", type=int, default=1000)
     parser.add_argument("--sweeps", type=int, default=20)
+    parser.add_argument("--states", type=int, help="a chain of so many states in place of a grid")
+    parser.add_argument("--steps", type=int, default=10, help="of the chain")
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--rounds", type=int, default=2)
     parser.add_argument("--many-only", action="store_true", help="leave one process out")

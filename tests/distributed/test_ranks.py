@@ -15,7 +15,7 @@ from torch.distributed.checkpoint.api import CheckpointException
 import rdpgraph as rg
 from rdpgraph.distributed import alone, partition
 from rdpgraph.loopy import FromBeliefs
-from tests.distributed import costs, graphs, spread  # noqa: F401
+from tests.distributed import costs, graphs, shards, spread  # noqa: F401
 from tests.distributed.checks import CHECKS, RANKS, SECONDS, outcomes
 from tests.distributed.faults import state_of
 
@@ -31,6 +31,9 @@ def test_answers_of_many_processes_are_those_of_one(tmp_path: Path) -> None:
     subprocess.run(command, env=environment, cwd=ROOT, timeout=15 * SECONDS, check=True)
     files = [tmp_path / str(RANKS) / f"{rank}.json" for rank in range(RANKS)]
     all_hold([json.loads(file.read_text()) for file in files])
+    pair = [json.loads((tmp_path / "2" / f"{rank}.json").read_text()) for rank in range(2)]
+    assert all(pair)
+    assert not [why for own in pair for why in own.values() if why]
     (tmp_path / "1").mkdir()
     with alone() as mesh:
         all_hold([outcomes(mesh, tmp_path / "1")])

@@ -15,6 +15,7 @@ from rdpgraph.logspace.logmatrix import log_products
 from rdpgraph.model.potentials.lowrank import LowRank
 from rdpgraph.model.potentials.operators import PairOperator
 from rdpgraph.model.potentials.potential import Potential
+from rdpgraph.model.potentials.sharded import Sharded, as_potential
 from rdpgraph.model.potentials.table import (
     FLOATING,
     as_whole,
@@ -126,7 +127,7 @@ def checked_rows(what: str, log_probabilities: Tensor | LowRank | PairOperator) 
     if isinstance(log_probabilities, LowRank):
         columns = log_probabilities.log_right.logsumexp(-2).unsqueeze(-2)
         totals = (log_probabilities.log_left + columns).logsumexp(-1)
-    elif isinstance(log_probabilities, PairOperator):
+    elif isinstance(log_probabilities, PairOperator | Sharded):
         totals = log_probabilities.row_totals()
     else:
         checked_log_values(what, log_probabilities)
@@ -181,6 +182,7 @@ def hmm_unary(
     A ``stationary`` model has one transition for all steps.
     """
     start = taken("Chain.hmm's start", start)
+    transition = as_potential(transition)
     transition = taken("Chain.hmm's transition", transition)
     emission = taken("Chain.hmm's emission", emission)
     observations = filled(observations, MISSING)

@@ -20,8 +20,9 @@ from rdpgraph.model.graph import FactorGraph
 from rdpgraph.model.potentials.lowrank import LowRank
 from rdpgraph.model.potentials.operators import PairOperator
 from rdpgraph.model.potentials.potential import Potential
+from rdpgraph.model.potentials.sharded import Sharded, as_potential
 from rdpgraph.model.potentials.table import as_states, settle
-from rdpgraph.structures.chain import decode, kept, moments, paths, recursion
+from rdpgraph.structures.chain import decode, kept, moments, paths, recursion, rules
 from rdpgraph.structures.chain.constructors import (
     checked_lengths,
     checked_sequences,
@@ -64,7 +65,8 @@ class Chain(Structure):
             filtered states and samples cost O(T N r) without a table; entropy and maxima form the
             N^2 values, in blocks. `Banded` and `Monarch` transitions need no table for any of them.
             A `Banded` one may have the leading dims (*batch, T - 1): a diagonal plus one rank for
-            each step costs O(T N).
+            each step costs O(T N). Of a DTensor each process has some rows or columns: log Z, its
+            gradients, marginals and scores then take N^2 / R numbers on each of R processes.
         lengths: (*batch,) integers in 0..T; default: all T.
 
     Values that look like probabilities are warned of once, as in a `Table`; `Chain.hmm` and
@@ -94,6 +96,7 @@ class Chain(Structure):
         ) -> None: ...  # fmt: skip
 
     def __post_init__(self) -> None:
+        object.__setattr__(self, "transition", as_potential(self.transition))
         settle(self, "unary", "transition")
         checked_unary(self.unary)
         checked_transition(self.transition, self.unary)
@@ -178,6 +181,10 @@ class Chain(Structure):
         return tuple(self.unary.shape[:-2])
 
     def log_partition(self) -> Tensor:
+        if isinstance(self.transition, Sharded):
+            shards = self.transition.values
+            log_z = rules.log_partition_in_parts(self.unary, shards, self.lengths)
+            return possible_alone(log_z)
         return self._shaped(possible_alone(recursion.log_partition(*self._given())))
 
     def score(self, states: Tensor) -> Tensor:

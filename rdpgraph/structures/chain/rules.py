@@ -7,7 +7,7 @@ and with ranks the sum over m goes by way of half[t, k] = sum_m a[t-1, m] left[m
 
 import math
 from collections.abc import Callable, Sequence
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 from torch import Tensor
@@ -31,6 +31,9 @@ from rdpgraph.structures.chain.steps import (
     of_tables,
     tables_of,
 )
+
+if TYPE_CHECKING:
+    from torch.distributed.tensor import DTensor
 
 _LENGTHS = "lengths"
 
@@ -134,6 +137,14 @@ def log_partition_by_torch(unary: Unary, transition: Transition | Steps, lengths
     given = _Given.of(unary, transition, lengths)
     inputs = dict(zip([one.name for one in given.program.inputs], given.inputs, strict=True))
     return logsums.log_partition(given.program, inputs, given.lengths, given.sizes)
+
+
+def log_partition_in_parts(unary: Tensor, transition: "DTensor", lengths: Tensor | None) -> Tensor:
+    """(*batch,) log Z of chains (*batch, T, N) where each process has a part of the transition."""
+    if not unary.numel():
+        return unary.sum((-2, -1))
+    given = {"unary": unary, "transition": transition, _LENGTHS: lengths}
+    return Bound(write_program((transition.ndim > 2,)), given).log_partition()
 
 
 def edge_counts(unary: Unary, transition: Tensor, lengths: Lengths) -> Tensor:
