@@ -253,6 +253,13 @@ class Solution(ABC):
         """
         return None
 
+    def joints(self, number: int) -> Tensor | None:
+        """(B, K, S) the joints of a variable's K states with all states; None: by conditioning.
+
+        Answered by estimates, which are of another model than the one declared.
+        """
+        return None
+
     @abstractmethod
     def expected_score(self) -> Tensor:
         """(B,) the expectation of the summed log-values (nats)."""
@@ -412,6 +419,7 @@ class Delegate(Solution):
     check_factor_marginals = _asked(Solution.check_factor_marginals)
     factor_marginals = _asked(Solution.factor_marginals)
     joint = _asked(Solution.joint)
+    joints = _asked(Solution.joints)
     expected_score = _asked(Solution.expected_score)
     entropy = _asked(Solution.entropy)
     max_marginals = _asked(Solution.max_marginals)

@@ -33,7 +33,9 @@ from rdpgraph.model.variable import VariableArray
 from rdpgraph.structures.draws import perturbed_graph
 from rdpgraph.structures.grammar.rules import BilinearRules, FactorisedRules, LowRankRules
 
-_READ_OFF = {*OF_LOG_PARTITION, "status", "possible", "variable_marginals", "sample", "joint"}
+_READ_OFF = {
+    *OF_LOG_PARTITION, "status", "possible", "variable_marginals", "sample", "joint", "joints",
+}  # fmt: skip
 """Questions that the model with further variables answers in place of the plain one."""
 
 
@@ -140,6 +142,11 @@ class SummedOut(Lifted):
         graph = self.lift.model
         wider = with_joint(graph, numbers, graph.num_factors)
         return solve(wider).factor_marginals(len(graph.blocks)).squeeze(1)
+
+    def joints(self, number: int) -> Tensor:
+        """(B, K, S) with the plain model's variables, by the model with further ones."""
+        joint = self.lift.solve(self.lift.model)._joints(number)
+        return joint[..., : self.lift.plain.domain.total_states]
 
     def sample(self, count: int, generator: torch.Generator | None) -> Tensor:
         """(count, B, V) draws of the model with further variables, without these."""

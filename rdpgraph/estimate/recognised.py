@@ -18,7 +18,9 @@ from rdpgraph.interface.structure import REGISTRY, Match
 from rdpgraph.model.graph import FactorGraph
 from rdpgraph.structures.chain.model import Chain
 
-_OF_FACTORS = {"factor_marginals", "joint", "marginal_mode", "marginal_mode_scores"}
+_OF_FACTORS = {
+    "factor_marginals", "joint", "joints", "marginal_mode", "marginal_mode_scores",
+}  # fmt: skip
 """Questions about several variables, of which a structure's estimate does not know the factors."""
 
 
@@ -158,6 +160,9 @@ class InGraphSolution(Delegate):
 
     def joint(self, numbers: Tensor, solve: Callable[[FactorGraph], Solution]) -> Tensor | None:
         return self._general.joint(numbers, solve)
+
+    def joints(self, number: int) -> Tensor | None:
+        return self._general.joints(number)
 
     def factor_marginals(self, block: int) -> Tensor:
         """(B, F, *sizes): of one variable each from marginals, else by an estimate of the graph."""

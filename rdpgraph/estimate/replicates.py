@@ -383,6 +383,10 @@ class Averaged(Solution):
         joint = self.inner.joint(numbers, solve)
         return None if joint is None else self.replicates.mean(self._split(joint))
 
+    def joints(self, number: int) -> Tensor | None:
+        joints = self.inner.joints(number)
+        return None if joints is None else self.replicates.mean(self._split(joints))
+
     def sample(self, count: int, generator: torch.Generator | None) -> Tensor:
         """(count, B, V): a replicate in proportion to its Z, then a configuration of it."""
         chosen = self.replicates.choose(count, generator)

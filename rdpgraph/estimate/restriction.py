@@ -318,6 +318,25 @@ class RestrictedSolution(Solution):
         assert isinstance(wider.model, FactorGraph)
         return wider(solve(wider.model)).factor_marginals(len(graph.blocks) - 1).squeeze(1)
 
+    def joints(self, number: int) -> Tensor | None:
+        """(B, K, S): those of the replicates together, zero where a state was not kept.
+
+        By conditioning the model on the states kept; None of a structure, whose sites need not be
+        the variables of a graph.
+        """
+        restriction, layout = self.restriction, self._layout
+        if not isinstance(restriction.model, FactorGraph):
+            return None
+        joint = self._split(restriction.solve(restriction.model)._joints(number))
+        joint = self.replicates.weights.reshape(-1, layout.batch, 1, 1) * joint
+        # Kept states lie at their places among all states, of this variable and of the others.
+        own = layout.of(torch.tensor([number], device="cpu"))[:, :, 0].unsqueeze(-1)
+        place = own * layout.num_states + layout.places.unsqueeze(-2)
+        size = int(layout.domain.sizes[number])
+        total = joint.new_zeros(layout.batch, size * layout.num_states)
+        index, values = (part.transpose(0, 1).flatten(1) for part in (place, joint))
+        return total.scatter_add(1, index, values).unflatten(1, (size, layout.num_states))
+
     def expected_score(self) -> Tensor:
         """(B,) of the potentials alone: the log-weights shape the distribution, not the score."""
         score = self._split(self.inner.expected_score())

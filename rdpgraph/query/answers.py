@@ -262,6 +262,24 @@ def relative_entropy(chances: Tensor, others: Tensor) -> Tensor:
     return torch.where(there, chances * ratio.log(), 0.0)
 
 
+def information_of(joint: Tensor, owner: Tensor, count: int) -> Tensor:
+    """(B, count) the mutual information of one variable with each of several, nats.
+
+    The relative entropy of each joint from the product of its own two marginals. So it is not
+    below zero where the joints are approximate and differ in their marginals, either.
+
+    Args:
+        joint: (B, K, S) the joints of the K states of the one with all states of the others.
+        owner: (S,) the place among the others of the variable that has each of the states.
+        count: the number of others.
+    """
+    rows = joint.new_zeros(*joint.shape[:2], count).index_add(2, owner, joint)
+    apart = joint.sum(1, keepdim=True) * rows[..., owner]
+    terms = relative_entropy(joint, apart).sum(1)
+    nats = joint.new_zeros(len(joint), count).index_add(1, owner, terms)
+    return nats.clamp(min=0)  # rounding leaves -1e-17
+
+
 _ANSWERS = {
     "log_partition": "log_partition", "bounds": "log_partition",
     "marginals": "variable_marginals", "marginal": "variable_marginals",

@@ -28,7 +28,7 @@ from rdpgraph.query.answers import (
     JointTable,
     StateValues,
     checked_draws,
-    relative_entropy,
+    information_of,
 )
 
 
@@ -256,8 +256,10 @@ class Posterior(Inferred):
         This is how many nats of the entropy of one variable are expected to go once the other is
         observed: the expected information of a test. Observed variables have none. By the marginals
         given each state of x or of y, whichever has fewer, so it costs as many passes as that has
-        states, by the scheduler of this posterior, and is as exact as its marginals. With an
-        estimate it is that of the estimated joint, which is biased and consistent.
+        states, by the scheduler of this posterior, and is as exact as its marginals:
+        ``status_of("mutual_information")`` says so. With an estimator that approximates it is that
+        of the estimated joint, in which a state that was not kept has probability zero; that is
+        biased and consistent.
 
         Raises:
             ModelError: an array, an unknown variable, or one that is named twice.
@@ -275,13 +277,14 @@ class Posterior(Inferred):
         sizes = self.graph.domain.sizes
         if int(sizes[other]) < int(sizes[one]):
             one, other = other, one
-        if self._is_rewritten:
-            joint = self._joint([one, other])
-            apart = joint.sum(-1, keepdim=True) * joint.sum(-2, keepdim=True)
-            return relative_entropy(joint, apart).flatten(-2).sum(-1)
-        places, _ = self.graph.domain.state_places(self.graph.domain.variable(other))
-        nats = self._informed(one, places).sum(-1).clamp(min=0)  # rounding leaves -1e-17
-        return nats.reshape(self.graph.batch_shape)
+        joint = self._joints(one)
+        if joint is None:
+            joint = self._joint([one, other]).reshape(-1, int(sizes[one]), int(sizes[other]))
+        else:
+            places, _ = self.graph.domain.state_places(self.graph.domain.variable(other))
+            joint = joint[..., places]
+        owner = torch.zeros(joint.shape[-1], dtype=torch.long, device=joint.device)
+        return information_of(joint, owner, 1).reshape(self.graph.batch_shape)
 
     def information_about(self, x: Named) -> Information:
         """The mutual information of a variable with every other one, (*batch, *shape) nats each.
@@ -293,7 +296,7 @@ class Posterior(Inferred):
 
         Raises:
             ModelError: an array, or an unknown variable.
-            UnsupportedError: answers of an estimator that approximates; ask `mutual_information`.
+            UnsupportedError: an estimate that has no joint of x with each of the others.
 
         Example:
             >>> import torch
@@ -304,26 +307,31 @@ class Posterior(Inferred):
             >>> rg.infer(chain).information_about(x[0])[x]
             tensor([0.6931, 0.1109, 0.0230])
         """
-        if self._is_rewritten:
-            raise UnsupportedError(
-                "information_about has no answer on estimates; ask mutual_information(x, y) for a "
-                "pair, or infer(graph) without an estimator."
-            )
         (number,) = self._single_numbers("information_about", [x])
-        every = torch.arange(self.graph.domain.total_states, device="cpu")
-        values = self._informed(number, every)
-        owner = torch.repeat_interleave(self.graph.domain.sizes.cpu()).to(values.device)
-        sums = values.new_zeros(len(values), self.graph.domain.count)
-        nats = sums.index_add(1, owner, values).clamp(min=0)
-        return Information.split(nats, self.graph)
+        joint = self._joints(number)
+        if joint is None:
+            each = [self._joint_with(number, other) for other in range(self.graph.num_variables)]
+            joint = torch.cat(each, -1)
+        owner = torch.repeat_interleave(self.graph.domain.sizes.cpu()).to(joint.device)
+        return Information.split(information_of(joint, owner, self.graph.num_variables), self.graph)
 
-    def _informed(self, number: int, places: Tensor | slice) -> Tensor:
-        """(B, places) the parts of the mutual information of a variable and states of others.
+    def _joint_with(self, one: int, other: int) -> Tensor:
+        """(B, K, K') the joint of two variables, or of one with itself."""
+        size = int(self.graph.domain.sizes[one])
+        if one == other:
+            chances = self._joint([one]).reshape(-1, size)
+            return torch.diag_embed(chances)
+        return self._joint([one, other]).reshape(-1, size, int(self.graph.domain.sizes[other]))
 
-        Of a state y that is the sum over states x of p(x) p(y | x) log(p(y | x) / p(y)), where p(y)
-        is the mixture of p(y | x), so that sums over y are at least 0 where marginals are
-        approximate, too.
+    def _joints(self, number: int) -> Tensor | None:
+        """(B, K, S) the joints of a variable's K states with all states of all variables.
+
+        None: an estimate that has joints of a few variables alone.
         """
+        # Tables are checked and planned as those of marginals, one for each state.
+        self._require_room(int(self.graph.domain.sizes[number]) * self.graph.domain.total_states)
+        if self._is_rewritten:
+            return self._answers.joints(number)
         variable = self.graph.domain.variable(number)
         chances = self._flat[:, self.graph.domain.state_places(variable)[0]]
         observed = self.graph.observed
@@ -339,13 +347,25 @@ class Posterior(Inferred):
                 states = torch.where(possible, state, likely).reshape(self.graph.batch_shape)
                 with warnings.catch_warnings():  # of items that are impossible it has warned
                     warnings.simplefilter("ignore")
-                    after = self.again(base.condition({variable: states}))._flat
+                    after = self.again(base.condition({variable: states}))
+                    given.append(after._flat)
+                self._note_conditioned(after)
             else:
-                after = self._flat
-            given.append(after[:, places])
-        means = torch.stack(given, 1)
-        mixed = (chances.unsqueeze(-1) * means).sum(1, keepdim=True)
-        return (chances.unsqueeze(-1) * relative_entropy(means, mixed)).sum(1)
+                given.append(self._flat)
+        return chances.unsqueeze(-1) * torch.stack(given, 1)
+
+    def _note_conditioned(self, after: "Posterior") -> None:
+        """Remember, and warn once, if a conditioned model was answered less exactly than this."""
+        name = "variable_marginals"
+        if vars(self).get("_conditioned_apart") or not self._status_of(name).exact:
+            return
+        if not after._status_of(name).exact:
+            vars(self)["_conditioned_apart"] = True
+            warnings.warn(
+                "mutual_information is approximate here: exact inference fits for the marginals, "
+                "and does not fit given a state of the variable.",
+                stacklevel=4,
+            )
 
     def mode(self) -> Assignment:
         """A most probable configuration (MAP): state indices (*batch, *shape) by variable.
@@ -403,6 +423,13 @@ class Posterior(Inferred):
         """(*batch,) bool: True where the mode is proved to be the best."""
         self._mode_states()
         return self._answers.mode_is_optimal().reshape(self.graph.batch_shape).cpu()
+
+    def status_of(self, answer: str) -> Status:
+        status = super().status_of(answer)
+        informed = answer in ("mutual_information", "information_about")
+        if informed and vars(self).get("_conditioned_apart"):
+            return replace(status, exact=False, biased=True, bound="")
+        return status
 
     def _status_of(self, name: str) -> Status:
         if name != "mode":

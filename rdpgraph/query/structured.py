@@ -3,6 +3,7 @@
 import math
 from collections.abc import Iterable
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import torch
@@ -12,16 +13,28 @@ from torch.nn import functional
 from rdpgraph._core.arguments import typed
 from rdpgraph._core.cache import cached_property, differentiable_property
 from rdpgraph.engines.recognised import StructureSolution
-from rdpgraph.engines.solution import Solution
+from rdpgraph.engines.solution import Solution, Status
 from rdpgraph.errors import ModelError, UnsupportedError
 from rdpgraph.estimate.restriction import RestrictedSolution
-from rdpgraph.interface.structure import Structure, summary
+from rdpgraph.interface.structure import Structure, is_tracked, summary
+from rdpgraph.logspace.gradients import expectations
 from rdpgraph.model.domain import Domain, Entry, Named
 from rdpgraph.model.restriction import Support
 from rdpgraph.model.soundness import holds_numbers, refuse_unsound
 from rdpgraph.model.variable import Variable, VariableArray
-from rdpgraph.query.answers import Inferred, StateValues, checked_draws, relative_entropy
+from rdpgraph.query.answers import (
+    Inferred,
+    StateValues,
+    checked_draws,
+    information_of,
+    relative_entropy,
+)
 from rdpgraph.structures.draws import straight_through
+
+_NO_JOINTS = (
+    "Joints of sites have no estimate here; use estimator=Exact(), or "
+    "infer(structure.factor_graph(), estimator=...).{}."
+)
 
 
 @dataclass(frozen=True, eq=False)
@@ -128,6 +141,12 @@ class StructuredPosterior(Inferred):
             refuse_unsound(self.solved.structure)
         return True
 
+    def status_of(self, answer: str) -> Status:
+        informed = answer in ("mutual_information", "information_about")
+        if informed and self._direct is not None and self._has_graph:
+            return self._direct.general.status_of(answer)
+        return super().status_of(answer)
+
     def marginals(self) -> Tensor:
         """(*batch, *sites, states) probabilities."""
         return self._flat.reshape(self.structure.unary.shape)
@@ -193,10 +212,7 @@ class StructuredPosterior(Inferred):
             rows = torch.stack(each).reshape(len(each), -1, *each[0].shape[len(self.batch_shape) :])
             return solution.replicates.mean(rows).reshape(each[0].shape)
         if self._direct is None:
-            raise UnsupportedError(
-                "Joints of sites have no estimate here; use estimator=Exact(), or "
-                "infer(structure.factor_graph(), estimator=...).joint(...)."
-            )
+            raise UnsupportedError(_NO_JOINTS.format("joint(...)"))
         (entry,) = self._direct.general.graph.variables
         items: list[Named] = [_site_of(entry, site) for site in asked]
         return self._direct.general.joint(items)
@@ -204,19 +220,114 @@ class StructuredPosterior(Inferred):
     def mutual_information(self, x: int | tuple[int, ...], y: int | tuple[int, ...]) -> Tensor:
         """(*batch,) the mutual information of two sites, given by their positions, in nats.
 
-        By the general engine, as `joint`; with an estimate that of the estimated joint.
+        By as many passes of the general engine as x has states; a structure that has no factor
+        graph gives it by as many derivatives of its marginals. With an estimate that of the
+        estimated joint. ``status_of("mutual_information")`` says how exact it is.
 
         Raises:
             ModelError: one site named twice, or one that the structure does not have.
-            UnsupportedError: the structure has no general form, or was not solved by itself.
+            UnsupportedError: configurations of the structure may use a site several times, or there
+                is no estimate of the joint.
         """
-        if self._direct is None:
-            joint = self.joint([x, y])
-            apart = joint.sum(-1, keepdim=True) * joint.sum(-2, keepdim=True)
-            return relative_entropy(joint, apart).flatten(-2).sum(-1)
-        (entry,) = self._direct.general.graph.variables
-        one, other = (_site_of(entry, site) for site in (x, y))
-        return self._direct.general.mutual_information(one, other)
+        numbers = [self._number(site) for site in (x, y)]
+        if numbers[0] == numbers[1]:
+            raise ModelError("mutual_information needs different sites; one is named twice.")
+        return self._information(numbers[0])[:, numbers[1]].reshape(self.batch_shape)
+
+    def information_about(self, x: int | tuple[int, ...]) -> Tensor:
+        """(*batch, *sites) the mutual information of a site with every site, in nats.
+
+        That of the site with itself is its entropy. It takes as many passes as the site has states,
+        for all others together. Sites are those of `joint`, and it is otherwise as
+        `mutual_information`.
+
+        Raises:
+            ModelError: a site that the structure does not have, or several.
+            UnsupportedError: as for `mutual_information`.
+
+        Example:
+            >>> import torch
+            >>> import rdpgraph as rg
+            >>> chain = rg.Chain(torch.zeros(3, 2), torch.tensor([[1.0, 0.0], [0.0, 1.0]]))
+            >>> rg.infer(chain).information_about(0)
+            tensor([0.6931, 0.1109, 0.0230])
+        """
+        shape = self._variables.shape
+        return self._information(self._number(x)).reshape(*self.batch_shape, *shape)
+
+    def _number(self, site: int | tuple[int, ...]) -> int:
+        """The number of a single site among the variables of the factor graph."""
+        entry = self._variables
+        return Domain.of([entry]).number(_site_of(entry, site))
+
+    def _information(self, number: int) -> Tensor:
+        """(B, sites) the mutual information of a site, by its number, with every site."""
+        direct, solution = self._direct, self._checked
+        if direct is not None and not self._has_graph:
+            return self._information_by_derivatives(number)
+        if direct is not None:
+            joint = direct.general._joints(number)
+        elif isinstance(solution, RestrictedSolution) and self.solved is not None:
+            # The structure on all states, those left out forbidden, has the graph's variables.
+            every = [self.solved.solve(model)._direct.general for model in solution.on_all()]
+            joint = solution.replicates.mean(torch.stack([each._joints(number) for each in every]))
+        else:
+            raise UnsupportedError(_NO_JOINTS.format("mutual_information(x, y)"))
+        size = self._variables.size
+        count = joint.shape[-1] // size
+        owner = torch.arange(count, device=joint.device).repeat_interleave(size)
+        return information_of(joint, owner, count)
+
+    @property
+    def _variables(self) -> Entry:
+        """The sites as variables of the structure's factor graph, or as those of its unary."""
+        return self.structure.factor_graph().variables[0] if self._has_graph else self._sites
+
+    @cached_property
+    def _has_graph(self) -> bool:
+        """True if there is a factor graph; an error if there are no sites to be in one state."""
+        structure = self.structure
+        if structure.site_places() is not None:
+            raise UnsupportedError(
+                f"Sites of this {type(structure).__name__} have no mutual information, because a "
+                "configuration may use one several times; sample(count) says how often."
+            )
+        try:
+            structure.factor_graph()
+        except UnsupportedError:
+            return False
+        return True
+
+    def _information_by_derivatives(self, number: int) -> Tensor:
+        """(B, sites) the mutual information of a site, by its number, with every site.
+
+        The derivative of the marginal of a state x in the unary log-value of a state y is their
+        covariance, P(x, y) - P(x) P(y).
+        """
+        structure = self.structure
+        states = structure.unary.shape[-1]
+        lead = (math.prod(self.batch_shape), -1, states)
+
+        def chance(unary: Tensor, state: int) -> Tensor:
+            return structure.with_unary(unary).marginals().reshape(lead)[:, number, state]
+
+        chances = self.marginals().reshape(lead)
+        own = chances[:, number]
+        rows = list[Tensor]()
+        for state in range(states):
+            _, (gradient,) = expectations(
+                partial(chance, state=state), [structure.unary], tracked=is_tracked(structure)
+            )
+            rows.append(gradient.to(chances).reshape(lead))
+        joint = torch.stack(rows, 1) + own[:, :, None, None] * chances.unsqueeze(1)
+        # A site may be in no state, of either variable; what rounding leaves is no probability.
+        joint = torch.cat([joint, own[:, :, None, None] - joint.sum(-1, keepdim=True)], -1)
+        every = torch.cat([chances, 1 - chances.sum(-1, keepdim=True)], -1).unsqueeze(1)
+        joint = torch.cat([joint, every - joint.sum(1, keepdim=True)], 1)
+        joint = torch.where(joint.detach() > 64 * torch.finfo(joint.dtype).eps, joint, 0.0)
+        apart = joint.sum(1, keepdim=True) * joint.sum(-1, keepdim=True)
+        nats = relative_entropy(joint, apart).sum((1, 3)).clamp(min=0)
+        return torch.where(self.solution.possible().unsqueeze(-1), nats, 0.0)
 
     def entropy(self) -> Tensor:
         """(*batch,) entropy in nats; 0 where log Z is -inf."""

@@ -1,5 +1,6 @@
 """Mutual information by enumeration, on every route."""
 
+import contextlib
 import itertools
 import math
 
@@ -141,13 +142,160 @@ def test_messages_give_numbers_that_are_not_negative():
     assert not posterior.status_of("mutual_information").exact
 
 
-def test_an_estimate_that_keeps_all_states_is_exact():
+ESTIMATES = ["randomized graph", "randomized ring", "randomized loopy", "loopy, redrawn",
+             "randomized recognised chain", "low-rank graph", "random features"]  # fmt: skip
+
+
+@pytest.mark.parametrize("route", ESTIMATES)
+def test_estimates_have_the_information_of_their_own_joints(route):
+    posterior = routes.posterior(route, routes.weights().detach())
+    one, *others = [posterior.graph.domain.variable(number).name for number in range(3)]
+    found = posterior.information_about(one)
+    flat = torch.cat([part.reshape(*posterior.batch_shape, -1) for part in found.values()], -1)
+    for number, other in enumerate(others, 1):
+        pair = posterior.mutual_information(one, other)
+        torch.testing.assert_close(flat[..., number], pair, rtol=1e-4, atol=1e-6)
+        with contextlib.suppress(rg.errors.UnsupportedError):  # messages have those of factors
+            joint = posterior.joint([one, other])
+            apart = joint.sum(-1, keepdim=True) * joint.sum(-2, keepdim=True)
+            wanted = torch.special.xlogy(joint, joint / apart.clamp(min=1e-300)).sum((-1, -2))
+            close = "loopy" in route  # at a tolerance of messages, which differ given a state
+            torch.testing.assert_close(
+                pair, wanted, rtol=0.2 if close else 1e-7, atol=1e-3 if close else 1e-10
+            )
+    exact = route == "low-rank graph"
+    assert posterior.status_of("information_about").exact == exact
+    if exact:
+        model = posterior.graph
+        torch.testing.assert_close(flat[1], enumerated(model, one, others[0]))
+
+
+@pytest.mark.parametrize("scheduler", [rg.Auto(), rg.Loopy()])
+def test_an_estimate_that_keeps_all_states_is_exact(scheduler):
     model = routes.tree(routes.fixed(64))
     every = rg.Randomized.default(keep=3)
-    found = rg.infer(model, estimator=every).mutual_information("x[0]", "x[2]")
-    torch.testing.assert_close(found, rg.infer(model).mutual_information("x[0]", "x[2]"))
-    with pytest.raises(rg.errors.UnsupportedError, match="mutual_information"):
-        rg.infer(model, estimator=every).information_about("x[0]")
+    posterior = rg.infer(model, scheduler=scheduler, estimator=every)
+    wanted = enumerated(model, "x[1]", "x[2]")  # which no factor holds together
+    about = posterior.information_about("x[1]")["x"]
+    torch.testing.assert_close(about[2], wanted, rtol=1e-6, atol=1e-9)
+    torch.testing.assert_close(posterior.mutual_information("x[1]", "x[2]"), about[2])
+
+
+def small(route):
+    """A structure whose configurations are few."""
+    if route == "hypertree":
+        return rg.Hypertree(routes.fixed(2, 2, 2), rg.trees.DenseRules(routes.fixed(2, 2, 2)))
+    return routes.declared(route, routes.weights().detach())
+
+
+STRUCTURES = ["chain", "chain of low rank", "semi-Markov", "hypertree", "projective",
+              "non-projective"]  # fmt: skip
+
+
+@pytest.mark.parametrize("route", STRUCTURES)
+def test_structures_by_enumeration(route):
+    structure = small(route)
+    posterior, model = rg.infer(structure), structure.factor_graph()
+    (sites,) = model.variables
+    first, *rest = itertools.product(*map(range, sites.shape))
+    found = posterior.information_about(first)
+    assert found.shape == sites.shape
+    for site in rest[:3]:
+        wanted = enumerated(model, sites[first].name, sites[site].name)
+        torch.testing.assert_close(found[site], wanted)
+        torch.testing.assert_close(posterior.mutual_information(first, site), wanted)
+    assert posterior.status_of("mutual_information").exact
+    chances = posterior.joint([first])
+    torch.testing.assert_close(found[first], -torch.special.xlogy(chances, chances).sum())
+
+
+@pytest.mark.parametrize("route", ["chain", "hypertree", "semi-Markov"])
+def test_structures_by_estimates_have_that_of_their_joints(route):
+    posterior = rg.infer(small(route), generator=routes.seeded(7), **routes.piloted())
+    (sites,) = posterior.structure.factor_graph().variables
+    first, *rest = itertools.product(*map(range, sites.shape))
+    found = posterior.information_about(first)
+    for site in rest[:2]:
+        joint = posterior.joint([first, site])
+        apart = joint.sum(-1, keepdim=True) * joint.sum(-2, keepdim=True)
+        wanted = torch.special.xlogy(joint, joint / apart.clamp(min=1e-300)).sum()
+        torch.testing.assert_close(found[site], wanted)
+        torch.testing.assert_close(posterior.mutual_information(first, site), wanted)
+    exact = posterior.status_of("marginals").exact
+    assert posterior.status_of("information_about").exact == exact
+
+
+def test_a_structure_without_a_factor_graph_by_enumeration():
+    """Cells of an alignment, which may be in no state, by the scores of all configurations."""
+    structure = rg.Alignment(routes.fixed(2, 2, 3))
+    every = torch.tensor(list(itertools.product(range(-1, 3), repeat=4))).reshape(-1, 2, 2)
+    chances = structure.score(every).softmax(0)
+    posterior = rg.infer(structure)
+    found = posterior.information_about((0, 1))
+    for site in ((0, 0), (1, 0), (1, 1)):
+        joint = torch.zeros(16, dtype=torch.float64)
+        pairs = 4 * every[:, 0, 1] + every[:, *site] + 5
+        joint = joint.index_add(0, pairs, chances).reshape(4, 4)
+        apart = joint.sum(0, keepdim=True) * joint.sum(1, keepdim=True)
+        wanted = torch.special.xlogy(joint, joint / apart.clamp(min=1e-300)).sum()
+        assert (wanted > 1e-3) == (site != (0, 0))  # where every path begins
+        torch.testing.assert_close(found[site], wanted)
+        torch.testing.assert_close(posterior.mutual_information((0, 1), site), wanted)
+    assert posterior.status_of("information_about").exact
+    with pytest.raises(rg.errors.ModelError, match="twice"):
+        posterior.mutual_information((0, 1), (0, 1))
+
+
+@pytest.mark.filterwarnings("ignore:No configuration")
+def test_gradients_and_batches_of_a_structure_without_a_factor_graph():
+    scores = routes.fixed(3, 2, 2, 3)
+    scores[1, 0, 1, 0] = -math.inf
+    scores[2] = -math.inf  # nothing is possible
+    found = rg.infer(rg.Alignment(scores)).information_about((0, 1))
+    assert found.shape == (3, 2, 2)
+    assert (found[2] == 0).all()
+    alone = rg.infer(rg.Alignment(scores[1])).information_about((0, 1))
+    torch.testing.assert_close(found[1], alone)
+
+    def information(unary):
+        return rg.infer(rg.Alignment(unary)).mutual_information((0, 0), (1, 1))
+
+    assert torch.autograd.gradcheck(information, (routes.fixed(2, 2, 3).requires_grad_(),))
+
+
+def test_sites_that_are_used_several_times_have_none():
+    with pytest.raises(rg.errors.UnsupportedError, match="several times"):
+        rg.infer(routes.derivations(routes.fixed(8))).information_about(0)
+
+
+def test_random_features_of_a_structure_go_by_its_factor_graph():
+    """The advice of the error works."""
+    structure = routes.declared("random features of a chain", routes.weights().detach())
+    with pytest.raises(rg.errors.UnsupportedError, match="factor_graph"):
+        rg.infer(structure, **routes.by_features()).mutual_information(0, 1)
+    model = structure.factor_graph()
+    posterior = rg.infer(model, **routes.by_features(), generator=routes.seeded())
+    assert posterior.mutual_information("site[0]", "site[1]") >= 0
+    assert not posterior.status_of("mutual_information").exact
+
+
+def test_what_is_approximate_given_a_state_is_said_to_be():
+    class UntilObserved(rg.Auto):
+        """Exact for the model as declared, by messages once a variable is observed."""
+
+        def plan(self, graph):
+            return (rg.Contraction() if graph.observed is None else rg.Loopy()).plan(graph)
+
+        def circuit(self, graph):
+            return None
+
+    posterior = rg.infer(routes.grid(routes.fixed(64)), scheduler=UntilObserved())
+    assert posterior.status.exact
+    with pytest.warns(UserWarning, match="given a state"):
+        posterior.mutual_information("x[0, 0]", "x[3, 3]")
+    for answer in ("mutual_information", "information_about"):
+        assert not posterior.status_of(answer).exact
+    assert posterior.status_of("marginals").exact
 
 
 def test_mistakes_are_named():
