@@ -234,7 +234,7 @@ def _of_all_states(truth: Enumeration, present: Tensor, few: StructuredPosterior
     chances = logs.logsumexp(1).softmax(0).reshape(len(logs), -1, 1)  # (replicates, B, 1)
     # How often each site is used on the kept states, (replicates, B, sites).
     used = [_chances(truth, kept) @ uses.sum(-1) for kept in logs]
-    mean = torch.zeros_like(unary).reshape(-1, *uses.shape[1:])
+    mean = unary.new_zeros(chances.shape[1], *uses.shape[1:])
     for site in range(uses.shape[1]):
         # All states of the site itself count as kept, with weight one.
         own, own_missing = _totals(truth, weights, site)

@@ -77,9 +77,12 @@ def test_rows_of_comma_separated_values_are_evidence(run, tmp_path):
 IMPOSSIBLE = {"tub": "yes", "either": "no"}
 
 
-@pytest.mark.parametrize("task", ["PR", "MAR", "MAP", "MMAP"])
-@pytest.mark.parametrize("method", ["auto", "loopy"])
-def test_an_impossible_row_says_so_and_the_others_are_answered(run, tmp_path, task, method):
+@pytest.mark.parametrize(
+    ("method", "task"),
+    [(method, task) for method in ("auto", "loopy") for task in ("PR", "MAR", "MAP")]
+    + [("auto", "MMAP")],
+)
+def test_an_impossible_row_says_so_and_the_others_are_answered(run, tmp_path, method, task):
     given = {"tub": "yes", "either": "yes"}, IMPOSSIBLE, {"tub": "no", "either": "no"}
     (tmp_path / "rows.csv").write_text("tub,either\nyes,yes\nyes,no\nno,no\n")
     asked = ("infer", ASIA, "--evidence", tmp_path / "rows.csv", "--task", task, "--method", method)
