@@ -20,6 +20,7 @@ from rdpgraph.estimate.selections import Selection, TopSystematic
 from rdpgraph.interface.sites import Sites
 from rdpgraph.interface.structure import Structure
 from rdpgraph.model.restriction import Support
+from rdpgraph.native import library
 
 Scores: TypeAlias = tuple[Tensor, ...]
 """Per group of sites (*batch, *sites, states), or broadcastable to that."""
@@ -90,41 +91,40 @@ def mixed(scores: Iterable[Scores], weights: Sequence[float]) -> Scores:
 
     ``scores`` are made one after the other, so that none is held for longer than it takes.
     """
-    means: list[_Mean] = []
+    means: list[Tensor | None] = []
     for weight, every in zip(weights, scores, strict=True):
-        share = weight / sum(weights)
-        if means:
-            means = [mean.plus(part, share) for mean, part in zip(means, every, strict=True)]
-        else:
-            means = [_Mean.of(part, share) for part in every]
+        share = math.log(weight / sum(weights))
+        means = means or [None] * len(every)
+        means = [_plus(mean, part, share) for mean, part in zip(means, every, strict=True)]
         del every
-    return tuple(mean.values if mean.in_logs else mean.values.log() for mean in means)
+    return tuple(mean for mean in means if mean is not None)
 
 
-@dataclass(frozen=True, eq=False)
-class _Mean:
-    """A weighted mean of probabilities, or its log where a probability would underflow."""
-
-    values: Tensor
-    in_logs: bool
-
-    @staticmethod
-    def of(log_scores: Tensor, share: float) -> "_Mean":
-        """The first term of a mean."""
-        chances = log_scores.softmax(-1).mul_(share)
-        # Sums of probabilities take less time than those of logs. A state of probability zero, and
-        # a row of them, whose softmax is NaN, need logs.
-        if chances.numel() and float(chances.amin()) >= torch.finfo(chances.dtype).tiny:
-            return _Mean(chances, in_logs=False)
-        return _Mean(normalised(log_scores, math.log(share)), in_logs=True)
-
-    def plus(self, log_scores: Tensor, share: float) -> "_Mean":
-        """The mean with one more term."""
-        term = _Mean.of(log_scores, share)
-        if not self.in_logs and not term.in_logs:
-            return _Mean(self.values + term.values, in_logs=False)
-        mine, other = (each.values if each.in_logs else each.values.log() for each in (self, term))
-        return _Mean(torch.logaddexp(mine, other), in_logs=True)
+def _plus(mean: Tensor | None, log_scores: Tensor, share: float) -> Tensor:
+    """The log of a mean with one more term, which is normalised first; it may be made in place."""
+    dtype = log_scores.dtype if mean is None else torch.promote_types(mean.dtype, log_scores.dtype)
+    size = log_scores.shape[-1]
+    same = mean is None or mean.shape[-1] == size
+    compiled = same and log_scores.device.type == "cpu" and library.available(dtype, "selections")
+    if not compiled:
+        term = normalised(log_scores, share)
+        return term if mean is None else torch.logaddexp(mean, term)
+    shape = log_scores.shape
+    if mean is not None:
+        shape = torch.broadcast_shapes(shape, mean.shape)
+    # Rows of their own for each row of the mean, or one row for all of them.
+    given = log_scores.detach().to(dtype)
+    one = given.numel() == size
+    given = (given.reshape(size) if one else given.expand(shape)).contiguous()
+    into = torch.empty(shape, dtype=dtype, device="cpu") if mean is None else mean.to(dtype)
+    if into.shape != shape:
+        into = into.expand(shape).contiguous()
+    rows = into.numel() // max(size, 1)
+    library.function("mean", dtype)(
+        into.data_ptr(), given.data_ptr(), rows, size, 0 if one else size, mean is None, share,
+        library.threads(8 * into.numel(), rows),
+    )  # fmt: skip
+    return into
 
 
 def normalised(log_scores: Tensor, share: float = 0.0) -> Tensor:

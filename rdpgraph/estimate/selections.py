@@ -5,15 +5,14 @@ from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
-import numpy as np
 import torch
 from torch import Tensor
 
 from rdpgraph._core import tuning
-from rdpgraph._core.numbers import lowest
 from rdpgraph.errors import ModelError
 from rdpgraph.logspace.logmatrix import finite
 from rdpgraph.model.restriction import Support
+from rdpgraph.native import library
 from rdpgraph.structures.draws import uniform
 
 Size: TypeAlias = int | float
@@ -227,7 +226,8 @@ class TopSystematic(Inversion):
     The sample passes through the rest in falling order of score, and so has its share of every
     level of scores, as a stratified sample has. Where neighbouring states have similar scores, as
     the levels of a quantity do, it passes through them in their own order instead, and has its
-    share of every range of levels. It costs O(N log N) per site.
+    share of every range of levels. It costs O(N) per site on the CPU and
+    O(N log N) on a GPU.
 
     Args:
         top: number of states of largest score, or a fraction of all states; 0 for none.
@@ -264,7 +264,8 @@ class Threshold(Inversion):
 
     The selection is optimal if the scores are close to the marginals. If they are much flatter, no
     state is kept for certain, and `TopSystematic` is safer. The sample passes through the states
-    in the same order as that of `TopSystematic`. It costs O(N log N) per site.
+    in the same order as that of `TopSystematic`. It costs O(N) per site on the CPU and
+    O(N log N) on a GPU.
 
     Args:
         keep: number of states, or a fraction of them.
@@ -321,31 +322,25 @@ def _sample_systematically(log_q: Tensor, uniforms: Tensor, keep: int, top: int)
     count = len(uniforms)
     if keep == log_q.shape[-1]:
         return _keep_all(log_q).map(lambda part: part.expand(count, *part.shape))
+    if log_q.device.type == "cpu" and library.available(log_q.dtype, "selections"):
+        return _sample_compiled(log_q, uniforms, keep, top)
 
-    # The certain states: those in the first m of the K largest.
+    # Masses are relative to the K-th largest, which no state of the rest exceeds by far.
     scores = log_q.double()
     largest, order = scores.topk(keep)
-    log_shift = finite(largest[..., :1])
-    masses = (scores - log_shift).exp_()
-    masses_kept = masses.gather(-1, order)
-    masses.scatter_(-1, order, 0.0)
-    is_any_beyond = torch.ones(1, dtype=torch.bool, device=log_q.device)
-    if not lowest(log_q) > -math.inf:
-        is_any_beyond = (log_q > -math.inf).sum(-1, keepdim=True) > keep
-    mass_beyond = masses.sum(-1, keepdim=True)
-    num_certain = _count_certain(masses_kept, mass_beyond, is_any_beyond, top)
+    log_shift = finite(largest[..., -1:])
+    masses = (scores - log_shift).exp_().scatter_(-1, order, 0.0)
+    log_beyond = masses.sum(-1, keepdim=True).log() + log_shift
+    is_any_beyond = (log_q > -math.inf).sum(-1, keepdim=True) > keep
+    num_certain = _count_certain(largest, log_beyond, is_any_beyond, top)
     entry = torch.arange(keep, device=log_q.device)
     is_certain = entry < num_certain
     certain_log_weights = torch.where(largest > -math.inf, 0.0, -math.inf).to(log_q)
 
-    # The rest, in the order of the sample. Where it is so far below the largest score that its
-    # masses might underflow, they are relative to its own largest.
-    masses.scatter_(-1, order, torch.where(is_certain, 0.0, masses_kept))
-    along = _sampling_order(log_q)
-    if bool((masses.amax(-1) < _LEAST_MASS).any()):
-        rest = scores.scatter(-1, order, torch.where(is_certain, -math.inf, largest))
-        log_shift = finite(rest.amax(-1, keepdim=True))
-        masses = (rest - log_shift).exp_()
+    # The rest, in the order of the sample.
+    masses.scatter_(-1, order, torch.where(is_certain, 0.0, (largest - log_shift).exp()))
+    highest = largest.gather(-1, num_certain.clamp(max=keep - 1))
+    along = _sampling_order(log_q, highest.to(log_q), masses > 0)
     cumulative = masses.gather(-1, along).cumsum(-1)
     spacing = cumulative[..., -1:] / (keep - num_certain).clamp(min=1)
     # The clamps only affect entries of certain states, which are not sampled.
@@ -354,8 +349,7 @@ def _sample_systematically(log_q: Tensor, uniforms: Tensor, keep: int, top: int)
     places = _invert_cumulative(cumulative, targets.movedim(0, -2).flatten(-2))
     sampled = along.gather(-1, places)
     # -log pi_i = log s - log q_i. The masses, and so the spacing, are relative to exp(log_shift).
-    log_q_sampled = log_q.gather(-1, sampled).double()
-    log_weights = _log_or_zero(spacing) + log_shift - log_q_sampled
+    log_weights = _log_or_zero(spacing) + log_shift - log_q.gather(-1, sampled).double()
     log_weights = torch.where(masses.gather(-1, sampled) > 0, log_weights, -math.inf).to(log_q)
     sample = Support(sampled, log_weights).map(
         lambda part: part.unflatten(-1, (count, keep)).movedim(-2, 0)
@@ -366,11 +360,22 @@ def _sample_systematically(log_q: Tensor, uniforms: Tensor, keep: int, top: int)
     )
 
 
-_LEAST_MASS = 1e-200
-"""Mass relative to the largest, below which masses of a row are taken relative to their own."""
+def _sample_compiled(log_q: Tensor, uniforms: Tensor, keep: int, top: int) -> Support:
+    """What `_sample_systematically` does, in O(N) and without a sort, in compiled code."""
+    count, states = len(uniforms), log_q.shape[-1]
+    rows, numbers = log_q.contiguous(), uniforms.double().contiguous()
+    chosen = torch.empty(*numbers.shape[:-1], keep, dtype=torch.long, device="cpu")
+    weights = torch.empty_like(chosen, dtype=log_q.dtype)
+    parts = (part.data_ptr() for part in (rows, numbers, chosen, weights))
+    size = rows.numel() // states
+    library.function("systematic", log_q.dtype)(
+        *parts, size, states, keep, top, count, _CERTAIN_PROBABILITY, _SMOOTH,
+        library.threads(8 * rows.numel(), size),
+    )  # fmt: skip
+    return Support(chosen, weights)
 
 
-def _count_certain(masses: Tensor, mass_beyond: Tensor, is_any_beyond: Tensor, top: int) -> Tensor:
+def _count_certain(largest: Tensor, log_beyond: Tensor, is_any_beyond: Tensor, top: int) -> Tensor:
     """Return how many of the K largest scores are kept for certain, at least ``top``.
 
     Let ``q_0 >= q_1 >= ...`` be the scores in descending order. With the first m certain, the next
@@ -378,19 +383,20 @@ def _count_certain(masses: Tensor, mass_beyond: Tensor, is_any_beyond: Tensor, t
     more, it is certain too.
 
     Args:
-        masses: (*lead, K) the largest masses, descending.
-        mass_beyond: (*lead, 1) the mass of all other states.
-        is_any_beyond: whether one of these is possible, (*lead, 1) or the same for all rows.
+        largest: (*lead, K) the largest log-scores, descending.
+        log_beyond: (*lead, 1) the log of the mass of all other states.
+        is_any_beyond: (*lead, 1) whether one of these is possible.
         top: the number of states that are certain in any case.
 
     Returns:
         (*lead, 1) int64.
     """
-    keep = masses.shape[-1]
+    keep = largest.shape[-1]
     # q_m + q_{m+1} + ... is summed from its small end; a total less a running sum would cancel.
-    mass_from_here = mass_beyond + masses.flip(-1).cumsum(-1).flip(-1)
-    entries_left = keep - torch.arange(keep, device=masses.device)
-    is_certain = entries_left * masses > mass_from_here * _CERTAIN_PROBABILITY
+    log_from_here = torch.cat([largest, log_beyond], -1).flip(-1).logcumsumexp(-1).flip(-1)
+    entries_left = keep - torch.arange(keep, device=largest.device)
+    log_wanted = log_from_here[..., :-1] + math.log(_CERTAIN_PROBABILITY)
+    is_certain = entries_left.log() + largest > log_wanted
     # m is the length of the run of True at the start.
     num_certain = is_certain.long().cumprod(-1).sum(-1, keepdim=True)
 
@@ -410,43 +416,41 @@ had 2 to 10,000 times less squared error, and from .7 their falling order up to 
 """
 
 
-def _sampling_order(scores: Tensor) -> Tensor:
+def _sampling_order(scores: Tensor, highest: Tensor, is_rest: Tensor) -> Tensor:
     """Return the order (*lead, N) in which a systematic sample passes through the states.
 
     The error of a systematic sample is small where the ratio of true mass and score changes little
     from one state to the next. States of similar score tend to have similar ratios. Where the
     scores change little from each state to the next, the ratio usually does so as well, and the
     order of the states is the better one.
+
+    Args:
+        scores: (*lead, N) log-scores.
+        highest: (*lead, 1) the largest of the rest.
+        is_rest: (*lead, N) the states that are sampled; only their order matters.
     """
     states = scores.shape[-1]
-    falling = _falling_order(scores)
+    # In falling order of score, by the first 17 bits of the distance from the largest as a float32:
+    # to one part in 256. Equal ones are in their own order.
+    distance = (highest - scores).nan_to_num_(nan=math.inf).float()
+    buckets = (distance.view(torch.int32) >> 15).clamp(*_BUCKETS)
+    falling = buckets.argsort(dim=-1, stable=True)
     own = torch.arange(states, device=scores.device).expand(scores.shape)
-    # The rank of every state; one that is impossible has that of the possible state before it.
-    ranks = torch.empty_like(falling).scatter_(-1, falling, own)
-    count = torch.full((1,), states, dtype=torch.float64, device=scores.device)
-    if not lowest(scores) > -math.inf:
-        possible = scores > -math.inf
-        ranks = ranks.gather(-1, torch.where(possible, own, 0).cummax(-1).values)
-        count = possible.sum(-1, keepdim=True).double()
+    # The rank of every state among the rest; others have the rank of the one before them.
+    ranks = torch.empty_like(falling)
+    ranks.scatter_(-1, falling, is_rest.gather(-1, falling).long().cumsum(-1))
+    before = torch.where(is_rest, own, -1).cummax(-1).values
+    first = is_rest.byte().argmax(-1, keepdim=True)
+    ranks = ranks.gather(-1, torch.where(before < 0, first, before))
+    count = is_rest.sum(-1, keepdim=True).double()
     steps = ranks.diff(dim=-1).abs_().sum(-1, keepdim=True)
     # In random order m ranks have a mean step of (m + 1) / 3.
     is_smooth = steps <= _SMOOTH * (count - 1) * (count + 1) / 3
-    if not bool(is_smooth.any()):
-        return falling
-    return own if bool(is_smooth.all()) else torch.where(is_smooth, own, falling)
+    return torch.where(is_smooth, own, falling)
 
 
-def _falling_order(scores: Tensor) -> Tensor:
-    """Return the states (*lead, N) in falling order of score, equal ones in their own order.
-
-    On the CPU scores are compared by the first 16 bits of their distance from the largest one, as
-    a float32: to one part in 256, and by a sort in linear time.
-    """
-    distance = (scores.amax(-1, keepdim=True) - scores).nan_to_num_(nan=math.inf).float()
-    if distance.device.type != "cpu":
-        return distance.argsort(dim=-1, stable=True)
-    keys = (distance.view(torch.int32) >> 15).numpy().astype(np.uint16)
-    return torch.from_numpy(np.argsort(keys, axis=-1, kind="stable"))
+_BUCKETS = ((127 - 8) * 256 - 1, (127 + 10) * 256 - 1)
+"""Buckets of distances: 256 in each octave from 2^-8 to 2^10 nats, and one on each side."""
 
 
 def _cumulative_masses(scores: Tensor) -> tuple[Tensor, Tensor]:

@@ -70,7 +70,8 @@ MESSAGES = Unit("messages", ("MESSAGES_FLOAT", "MESSAGES_DOUBLE"), "-fopenmp")
 PARITIES = Unit("parities", ("ALL",), "-fopenmp")
 TREES = Unit("trees", ("ALL",), "-fopenmp")
 RECURRENCES = Unit("recurrences", ("RECURRENCES_FLOAT", "RECURRENCES_DOUBLE"), "-fopenmp")
-UNITS = (ENTROPIES, GRAPHS, MATCHINGS, MESSAGES, PARITIES, RECURRENCES, TREES)
+SELECTIONS = Unit("selections", ("ALL",), "-fopenmp")
+UNITS = (ENTROPIES, GRAPHS, MATCHINGS, MESSAGES, PARITIES, RECURRENCES, SELECTIONS, TREES)
 
 
 def flags_here() -> tuple[str, ...]:

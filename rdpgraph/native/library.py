@@ -30,6 +30,7 @@ _FUNCTIONS = {
         "parity_messages": (11, 5, 1, 3),
         "parity_flood": (6, 3, 3, 2),
     },
+    "selections": {"mean": (2, 4, 1, 1), "systematic": (4, 5, 2, 1)},
     "trees": {"tree_sums": (4, 2, 0, 2), "tree_gradient": (6, 2, 0, 2)},
 }
 """The functions of each library, with their numbers of pointers, sizes, reals and small integers. A
