@@ -92,10 +92,14 @@ def infer(
             on a structure; or tables that were changed in place after the graph took a copy of
             them.
     """
-    _require_choices("infer", estimator, scheduler, generator)
-    model = _conditioned("infer", model, evidence)
-    scheduler = scheduler or Auto()
-    empty = not isinstance(model, Structure) and 0 in _checked(model).batch_shape
+    if not (estimator is scheduler is generator is None):
+        _require_choices("infer", estimator, scheduler, generator)
+    if evidence is not None:
+        model = _conditioned("infer", model, evidence)
+    scheduler = scheduler or _DEFAULT
+    # Structures are an abstract class, of which Python asks `isinstance` in several calls.
+    is_structure = not isinstance(model, FactorGraph) and isinstance(model, Structure)
+    empty = not is_structure and 0 in _checked(model).batch_shape
     if empty and not scheduler.takes_no_items:
         raise ModelError(
             "A FactorGraph with a batch dim of 0 has no items to answer for; Loopy() returns empty "
@@ -105,9 +109,11 @@ def infer(
     read = model.blocks if isinstance(model, FactorGraph) else model
     with recording(lambda: tensors_in(read)):
         solve = partial(infer, scheduler=scheduler, generator=generator)
-        problem = _prepared(estimator or Exact(), model, scheduler, solve, generator)
+        problem = Problem(model)
+        if estimator is not None:
+            problem = _prepared(estimator, model, scheduler, solve, generator)
         graph = structured = None
-        if isinstance(problem.model, Structure):
+        if not isinstance(problem.model, FactorGraph) and isinstance(problem.model, Structure):
             from rdpgraph.engines.recognised import StructureSolution, plan_of
 
             planned = partial(plan_of, problem.model)
@@ -125,11 +131,12 @@ def infer(
                 "Return Problem(model, lift), where lift turns its solution into one of the "
                 "declared model."
             )
-    if isinstance(model, Structure):
-        from rdpgraph.query.structured import StructuredPosterior
+    if isinstance(model, FactorGraph):
+        exactly = partial(solve_exactly, scheduler)
+        return Posterior(planned, solution, model, graph, exactly, solve)
+    from rdpgraph.query.structured import StructuredPosterior
 
-        return StructuredPosterior(planned, solution, model, structured)
-    return Posterior(planned, solution, model, graph, partial(solve_exactly, scheduler), solve)
+    return StructuredPosterior(planned, solution, model, structured)
 
 
 @opaque
@@ -259,13 +266,18 @@ def _checked(model: object) -> FactorGraph:
             "rg.read gives the graph of a file."
         )
     require_room_for_states(model)
-    if any(part._version != version for block in model.blocks for part, version in block.copied):
-        raise ModelError(
-            "A table was changed in place, as by an optimizer, after the graph had copied it "
-            "together with others of its shape. Declare the graph anew in each step, or put the "
-            "tables into one FactorBlock."
-        )
+    for block in model.blocks:
+        for part, version in block.copied:
+            if part._version != version:
+                raise ModelError(
+                    "A table was changed in place, as by an optimizer, after the graph had copied "
+                    "it together with others of its shape. Declare the graph anew in each step, or "
+                    "put the tables into one FactorBlock."
+                )
     return model
+
+
+_DEFAULT = Auto()
 
 
 def _require_choices(asked: str, estimator: object, scheduler: object, generator: object) -> None:

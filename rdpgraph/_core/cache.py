@@ -2,7 +2,7 @@
 
 import functools
 from collections.abc import Callable, Generator, Iterable
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, is_dataclass
 from typing import Any, Generic, ParamSpec, TypeVar
 
@@ -26,12 +26,16 @@ def ordinarily(
         return compute(*args, **kwargs)
 
 
-@contextmanager
-def recording(tensors: Callable[[], Iterable[Tensor]]) -> Generator[None]:
+def recording(tensors: Callable[[], Iterable[Tensor]]) -> AbstractContextManager[None]:
     """Record gradients in any mode, unless a tensor was made in inference mode: torch refuses."""
-    if torch.is_grad_enabled():
-        yield
-        return
+    return _NOTHING if torch.is_grad_enabled() else _recording(tensors)
+
+
+_NOTHING = nullcontext()
+
+
+@contextmanager
+def _recording(tensors: Callable[[], Iterable[Tensor]]) -> Generator[None]:
     ordinary = not any(part.is_inference() for part in tensors())
     with torch.inference_mode(mode=False), torch.set_grad_enabled(ordinary):
         yield
@@ -64,10 +68,17 @@ def remembered(
 
 
 class cached_property(functools.cached_property[Value]):
-    """The standard cached property, computed without gradients."""
+    """The standard cached property, computed `ordinarily`, and without a lock."""
 
-    def __init__(self, compute: Callable[[Any], Value]) -> None:
-        super().__init__(functools.wraps(compute)(functools.partial(ordinarily, compute)))
+    def __get__(  # pyright: ignore[reportIncompatibleMethodOverride]
+        self, instance: Any, owner: type | None = None
+    ) -> Value:
+        if instance is None:
+            return self  # pyright: ignore[reportReturnType]
+        inference = torch.is_inference_mode_enabled()
+        value = ordinarily(self.func, instance) if inference else self.func(instance)
+        instance.__dict__[self.attrname] = value
+        return value
 
 
 class differentiable_property(Generic[Value]):

@@ -37,16 +37,17 @@ def opaque(function: Callable[Arguments, Result]) -> Callable[Arguments, Result]
     @wraps(function)
     def called(*args: Arguments.args, **kwargs: Arguments.kwargs) -> Result:
         nonlocal alone
-        if torch.jit.is_tracing():  # pyright: ignore[reportPrivateImportUsage]
-            raise UnsupportedError(
-                f"{function.__qualname__} does not run in torch.jit.trace, because its steps "
-                "depend on the values. Trace only the layers around it, or use torch.compile, "
-                "which leaves such calls uncompiled."
-            )
         try:
-            # A compiler that reads this line would read all of sys.modules.
-            if not torch.compiler.is_compiling() and "torch._dynamo" not in sys.modules:
-                return function(*args, **kwargs)
+            # A compiler that reads on after the first test would read all of sys.modules.
+            if not torch.compiler.is_compiling():
+                if torch._C._is_tracing():  # pyright: ignore[reportPrivateUsage]
+                    raise UnsupportedError(
+                        f"{function.__qualname__} does not run in torch.jit.trace, because its "
+                        "steps depend on the values. Trace only the layers around it, or use "
+                        "torch.compile, which leaves such calls uncompiled."
+                    )
+                if "torch._dynamo" not in sys.modules:
+                    return function(*args, **kwargs)
             if alone is None:
                 made: Any = torch.compiler.disable(function)
                 alone = made
@@ -125,6 +126,8 @@ def refuse_exported(what: str) -> None:
 
 def _is_exported() -> bool:
     """Return whether tensors have no values here, as they are fake or stand for a graph's nodes."""
+    if not torch._C._len_torch_dispatch_stack():  # pyright: ignore[reportPrivateUsage]
+        return False
     modes = torch.utils._python_dispatch._get_current_dispatch_mode_stack()  # pyright: ignore
     names = {type(mode).__name__ for mode in modes}  # by name, to import nothing
     return bool(names & {"FakeTensorMode", "ProxyTorchDispatchMode"})

@@ -1,6 +1,7 @@
 """Warnings that are shown once."""
 
 import inspect
+import sys
 import warnings
 
 _PACKAGE = __name__.partition(".")[0]
@@ -34,10 +35,10 @@ def is_declared_by_user() -> bool:
     A constructor may be a class method, such as `Chain.crf`. The package itself makes many objects
     of tensors that a user has declared before.
     """
-    frame = inspect.currentframe()
+    frame = sys._getframe()  # pyright: ignore[reportPrivateUsage]
     while frame is not None:
-        module, code = frame.f_globals.get("__name__", ""), frame.f_code
-        room = _room_of(frame.f_globals)
+        module, code = str(frame.f_globals.get("__name__", "")), frame.f_code
+        room = module.partition(".")[0]
         if room == _PACKAGE:
             checks = code.co_name.startswith(("__", "checked_", "is_declared"))
             constructs = code.co_varnames[:1] == ("cls",) or module.startswith(f"{_PACKAGE}._core")

@@ -299,8 +299,26 @@ class RecognisedSolution(Supplemented):
         return torch.where(self._alive, self._each.sum(1), -math.inf)
 
     def variable_marginals(self) -> Tensor:
-        flat = self._sites.flat(self._sites.values(self._structure.marginals(), best=False))
+        marginals = self._structure.marginals()
+        flat = self._sites.flat(self._sites.values(marginals, best=False))
+        if self._are_possible(marginals.detach()):
+            return flat
         return torch.where(self._alive.unsqueeze(1), flat, 0.0)
+
+    def _are_possible(self, marginals: Tensor) -> bool:
+        """Return whether marginals show, without log Z, that something is possible in all items.
+
+        Gradients of log Z are zero for an impossible structure. They are also zero for one without
+        sites, and where batch dims are not declared, they cannot be told from sites: log Z decides
+        there, and where a class computes marginals in another way.
+        """
+        structure, kind = self._structure, type(self._structure)
+        if kind.marginals is not Structure.marginals or not marginals.numel():
+            return False
+        if kind.batch_shape is Structure.batch_shape:
+            return False
+        each = marginals.reshape(math.prod(structure.batch_shape), -1)
+        return bool((each.amax(1) > 0).all())
 
     def entropy(self) -> Tensor:
         entropy = self._own.give("entropy")

@@ -4,8 +4,7 @@ import importlib
 import itertools
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Generator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass, fields, is_dataclass, replace
 from typing import TYPE_CHECKING, Any, ClassVar, Self
@@ -405,6 +404,8 @@ class Registry:
 
     def __init__(self) -> None:
         self._known: dict[str, type[Structure] | Named] = {}
+        self.has_own = False
+        """True if a user has registered a structure, which is asked about every graph."""
 
     def add(self, structure: type[Structure]) -> None:
         """Register a structure.
@@ -418,6 +419,7 @@ class Registry:
         if name in self._known:
             raise ModelError(f"A structure named {name!r} is registered already.")
         self._known[name] = structure
+        self.has_own = True
 
     def add_named(self, place: str, may_be: Callable[[FactorGraph], bool]) -> None:
         """Register a structure of the library by the place of its class, as `Named` has it."""
@@ -434,6 +436,7 @@ class Registry:
         if (known.load() if isinstance(known, Named) else known) is not structure:
             raise ModelError(f"No structure {name!r:.80} is registered.")
         del self._known[name]
+        self.has_own = not all(isinstance(each, Named) for each in self._known.values())
 
     @property
     def known(self) -> Mapping[str, type[Any]]:
@@ -442,11 +445,6 @@ class Registry:
             name: each.load() if isinstance(each, Named) else each
             for name, each in self._known.items()
         }
-
-    @property
-    def has_own(self) -> bool:
-        """True if a user has registered a structure, which is asked about every graph."""
-        return not all(isinstance(each, Named) for each in self._known.values())
 
     def recognise(self, graph: FactorGraph) -> Match | None:
         """The first structure that recognises a graph."""
@@ -465,17 +463,22 @@ class Registry:
             kept[:] = [(graph, match)]
         return match
 
-    @contextmanager
-    def remembering(self) -> Generator[None]:
+    def remembering(self) -> "_Remembering":
         """Within this, a graph that was the last to be recognised is not recognised again.
 
         What was recognised is forgotten at the end, because tables may be written to.
         """
-        token = _RECOGNISED.set([])
-        try:
-            yield
-        finally:
-            _RECOGNISED.reset(token)
+        return _Remembering()
+
+
+class _Remembering:
+    """The context of `Registry.remembering`."""
+
+    def __enter__(self) -> None:
+        self._token = _RECOGNISED.set([])
+
+    def __exit__(self, *failure: object) -> None:
+        _RECOGNISED.reset(self._token)
 
 
 _RECOGNISED: ContextVar[list[tuple[FactorGraph, Match | None]] | None] = ContextVar(

@@ -234,8 +234,11 @@ def is_transformed(*gradients: Tensor | None) -> bool:
     return (
         torch.autograd.forward_ad._current_level >= 0  # pyright: ignore
         or torch._C._functorch.maybe_current_level() is not None  # pyright: ignore
-        or any(
-            part is not None and torch._C._functorch.is_legacy_batchedtensor(part)  # pyright: ignore
-            for part in gradients
+        or (
+            bool(gradients)
+            and any(
+                part is not None and torch._C._functorch.is_legacy_batchedtensor(part)  # pyright: ignore
+                for part in gradients
+            )
         )
     )

@@ -62,7 +62,9 @@ class Block:
     @cached_property
     def watched(self) -> list[Tensor]:
         """The potential's tensors whose writes are counted."""
-        return [part for part in tensors_in(self.potential) if not part.is_inference()]
+        potential = self.potential
+        parts = [potential.log_values] if isinstance(potential, Table) else tensors_in(potential)
+        return [part for part in parts if not part.is_inference()]
 
     @cached_property
     def layout(self) -> tuple[bytes, tuple[int, ...], int, bytes | None] | None:
@@ -149,24 +151,31 @@ def blocks_of(items: Sequence[Factor | FactorBlock], domain: Domain) -> tuple[Bl
     declared = 0
     for item in items:
         if isinstance(item, Factor):
-            singles.setdefault(_group_key(item, alike), []).append((item, declared))
+            potential = item.potential
+            if type(potential) is Table:
+                values, arity = potential.log_values, len(item.variables)
+                key = values.shape, arity, values.dtype, values.device
+            else:
+                key = _group_key(item, alike)
+            singles.setdefault(key, []).append((item, declared))
             declared += 1
         else:
-            blocks.append(_declared_block(item, domain, declared))
+            block = _declared_block(item, domain, declared)
+            if block.count:
+                blocks.append(block)
             declared += item.count
-    blocks.extend(_grouped(group, domain) for group in singles.values())
-    return tuple(block for block in blocks if block.count)
+    blocks += [_grouped(group, domain) for group in singles.values()]
+    return tuple(blocks)
 
 
 def _group_key(factor: Factor, alike: dict[int, object]) -> object:
+    """A key that factors of one block share, where they have no tables."""
     potential, arity = factor.potential, len(factor.variables)
     if isinstance(potential, Automaton):
         if id(potential) not in alike:
             alike[id(potential)] = _value_of(potential)
         return alike[id(potential)], arity
-    if not isinstance(potential, Table):
-        return id(potential), arity
-    return (potential.shape, arity, potential.dtype, potential.device)
+    return id(potential), arity
 
 
 def _value_of(potential: Automaton) -> object:
@@ -181,9 +190,12 @@ def _value_of(potential: Automaton) -> object:
 
 def _grouped(group: list[tuple[Factor, int]], domain: Domain) -> Block:
     arity = len(group[0][0].variables)
-    scopes = [[domain.number(v) for v in factor.variables] for factor, _ in group]
+    variables = [variable for factor, _ in group for variable in factor.variables]
+    numbers = domain.singles(variables)
+    if None in numbers:  # one that the domain refuses, with the reason
+        numbers = list(map(domain.number, variables))
     places = torch.from_numpy(np.array([place for _, place in group]))
-    listed = torch.from_numpy(np.array(scopes, np.int64).reshape(len(group), arity))
+    listed = torch.from_numpy(np.array(numbers, np.int64).reshape(len(group), arity))
     tensors: dict[int, int] = {}
     kept: list[Tensor] = []
     rows: list[int] = []
@@ -212,7 +224,6 @@ def _in_full_precision(potential: Potential) -> tuple[Potential, tuple[tuple[Ten
     return full, () if full is potential else _counters(list(tensors_in(potential)))
 
 
-@torch.no_grad()
 def _counters(kept: list[Tensor]) -> tuple[tuple[Tensor, int], ...]:
     """Empty tensors that share the version counters of others, with their values."""
     counted: dict[int, tuple[Tensor, int]] = {}
@@ -259,14 +270,19 @@ def _refuse_repeats(scopes: Tensor, domain: Domain) -> None:
         )
 
 
-def items_in_order(items: Iterable[Factor | FactorBlock]) -> Iterable[Variable | VariableArray]:
+def items_in_order(items: Iterable[Factor | FactorBlock]) -> list[Variable | VariableArray]:
     """The variables of factors in order of appearance."""
+    found: list[Variable | VariableArray] = []
     for item in items:
-        for slot in item.variables if isinstance(item, Factor) else item.scopes:
+        if isinstance(item, Factor):
+            found += item.variables
+            continue
+        for slot in item.scopes:
             if isinstance(slot, Variable | VariableArray):
-                yield slot
+                found.append(slot)
             else:
-                yield from slot
+                found += slot
+    return found
 
 
 def in_order(blocks: Sequence[Block]) -> list[tuple[int, int]]:

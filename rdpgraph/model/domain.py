@@ -23,7 +23,7 @@ from rdpgraph.model.variable import States, Variable, VariableArray, names_of, s
 Entry: TypeAlias = Variable | VariableArray
 Named: TypeAlias = Variable | VariableArray | str
 
-_HOME = attrgetter("home")
+_HOME, _NAME = attrgetter("home"), attrgetter("name")
 _MEMBER = re.compile(r"^(?P<array>.*)\[(?P<where>\d+(?:,\s*\d+)*)\]$", re.DOTALL)
 
 
@@ -38,9 +38,10 @@ class Domain:
         """The domain of variables, arrays and views of arrays, each entered once."""
         entries: dict[str, Entry] = {}
         for item in items:
-            entry = _entry_of(item)
+            single = type(item) is Variable and item.home is None
+            entry = item if single else _entry_of(item)
             known = entries.setdefault(entry.name, entry)
-            if not _are_same(known, entry):
+            if known is not entry and not _are_same(known, entry):
                 raise ModelError(
                     f"Two variables named {entry.name!r} differ: {_brief(known)}, and "
                     f"{_brief(entry)}{_first_difference(known, entry)}."
@@ -67,12 +68,16 @@ class Domain:
         """The number of each entry's first variable, and at the end their count."""
         if isinstance(self.entries, CompactVariables):
             return range(len(self.entries) + 1)
+        if set(map(type, self.entries)) == {Variable}:
+            return range(len(self.entries) + 1)
         return tuple(accumulate((math.prod(entry.shape) for entry in self.entries), initial=0))
 
     @cached_property
     def state_starts(self) -> Tensor:
         """(V + 1,) the offset of each variable's states among those of all, their count last."""
-        return torch.nn.functional.pad(self.sizes.cumsum(0), (1, 0))
+        starts = torch.zeros(self.count + 1, dtype=torch.long, device="cpu")
+        torch.cumsum(self.sizes, 0, out=starts[1:])
+        return starts
 
     def places(self, numbers: Tensor, size: int) -> Tensor:
         """(n, size) the places of the states of variables that have so many, among those of all."""
@@ -83,6 +88,8 @@ class Domain:
         """(V,) int64: the number of states of each variable."""
         if isinstance(self.entries, CompactVariables):
             return torch.from_numpy(self.entries.sizes)
+        if isinstance(self.starts, range):
+            return torch.tensor([entry.size for entry in self.entries], device="cpu")
         with no_raw_memory_error(f"The sizes of {self.count:,} variables"):
             return self._repeated(np.array([entry.size for entry in self.entries], np.int64))
 
@@ -96,6 +103,8 @@ class Domain:
 
     def _repeated(self, values: npt.NDArray[Any]) -> Tensor:
         """(V,) the value of each entry for all of its members."""
+        if isinstance(self.starts, range):  # entries have one member each
+            return torch.from_numpy(values)
         return torch.from_numpy(np.repeat(values, np.diff(self.starts)))
 
     @cached_property
@@ -103,6 +112,8 @@ class Domain:
         """The summed numbers of states of all variables."""
         if isinstance(self.entries, CompactVariables):
             return int(self.entries.sizes.sum())
+        if isinstance(self.starts, range):
+            return sum([entry.size for entry in self.entries])
         return sum(math.prod(entry.shape) * entry.size for entry in self.entries)
 
     @property
@@ -183,6 +194,8 @@ class Domain:
             return self.starts[place] + position, self.entries[place]
         else:
             place = self.by_name.get(item.name)
+            if place is not None and item is self.entries[place]:
+                return self.starts[place], item
             if place is not None and not _are_same(item, self.entries[place]):
                 return None
         if place is None or not isinstance(self.entries[place], Variable):
@@ -207,6 +220,16 @@ class Domain:
                     return [None] * len(items)
                 start = self.starts[place]
                 return [start + position for _, position in homes]
+            if not homes:
+                # Most are the objects that the domain has; others are looked at one by one.
+                places = list(map(self.by_name.get, map(_NAME, items)))
+                entries, starts = self.entries, self.starts
+                pairs = zip(places, items, strict=True)
+                return [
+                    starts[place] if place is not None and entries[place] is item
+                    else None if (hit := self.single(item)) is None else hit[0]
+                    for place, item in pairs
+                ]  # fmt: skip
         return [None if (hit := self.single(item)) is None else hit[0] for item in items]
 
     @cached_property
@@ -244,6 +267,10 @@ class Domain:
 
     def state_places(self, item: Named) -> tuple[slice | Tensor, tuple[int, ...]]:
         """Places of the states of a variable or array among those of all, and their shape."""
+        if (single := self.single(item)) is not None:
+            number, entry = single
+            start = int(self.state_starts[number])
+            return slice(start, start + entry.size), (entry.size,)
         numbers, size = self.numbers(item), self.entries[self.place(item)].size
         shape, first = (*numbers.shape, size), numbers.reshape(-1)
         count = len(first)

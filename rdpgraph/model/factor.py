@@ -11,6 +11,7 @@ from rdpgraph._core.compiler import Opaque
 from rdpgraph._core.types import broadcast_shapes
 from rdpgraph.errors import ModelError
 from rdpgraph.model.potentials.potential import Potential, checked_shape
+from rdpgraph.model.potentials.table import Table
 from rdpgraph.model.variable import Variable, VariableArray
 
 Slot: TypeAlias = Variable | VariableArray | Sequence[Variable]
@@ -40,15 +41,21 @@ class Factor(Opaque):
         ) -> None: ...
 
     def __post_init__(self) -> None:
-        given: Any = self.variables
-        scope: tuple[Variable, ...] = (
-            (given,) if isinstance(given, Variable) else listed("A Factor's variables", given)
-        )
-        object.__setattr__(self, "variables", scope)
-        names = [_checked_variable(variable).name for variable in scope]
+        scope: Any = self.variables
+        if type(scope) is not tuple:
+            single = isinstance(scope, Variable)
+            scope = (scope,) if single else listed("A Factor's variables", scope)
+            object.__setattr__(self, "variables", scope)
+        names: list[str] = []
+        sizes: list[int] = []
+        for variable in scope:
+            if type(variable) is not Variable:
+                _checked_variable(variable)
+            names.append(variable.name)
+            sizes.append(variable.size)
         if len(set(names)) < len(names):
             raise ModelError(f"Factor over {names} names a variable twice.")
-        _check_slots(f"Factor over {names}", [v.size for v in scope], self.potential)
+        _check_slots(f"Factor over {names}", sizes, self.potential)
 
 
 @dataclass(frozen=True, eq=False)
@@ -161,6 +168,8 @@ def _slot_size(name: str, slot: Slot) -> int:
 
 
 def _check_slots(name: str, sizes: Sequence[int], potential: object) -> None:
+    if type(potential) is Table and potential.log_values.shape == tuple(sizes):
+        return
     if not isinstance(potential, Potential):
         raise ModelError(
             f"{name} needs a Potential, such as rdpgraph.Table(log_values); "

@@ -112,7 +112,7 @@ class FactorGraph(Opaque):
         if observed is not None:
             shapes.append(tuple(observed.shape[:-1]))
         try:
-            batch = broadcast_shapes(*shapes) if shapes else ()
+            batch = broadcast_shapes(*shapes) if any(shapes) else ()
         except RuntimeError:
             raise ModelError(
                 f"Batch dims must broadcast; factors and evidence have {sorted(set(shapes))}."
@@ -192,7 +192,7 @@ class FactorGraph(Opaque):
     @property
     def num_factors(self) -> int:
         """The number of factors."""
-        return sum(block.count for block in self.blocks)
+        return sum([block.count for block in self.blocks])
 
     @cached_property
     def dtype(self) -> torch.dtype:

@@ -48,9 +48,12 @@ class Variable:
     name: str
     states: States
     home: "tuple[VariableArray, int] | None" = field(default=None, repr=False)
+    size: int = field(init=False, repr=False)  # the number of states
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "states", _checked_states(self.name, self.states))
+        states = _checked_states(self.name, self.states)
+        size = states if isinstance(states, int) else len(states)
+        vars(self).update(states=states, size=size)
 
     def __eq__(self, other: object) -> bool:
         if self is other:
@@ -63,11 +66,6 @@ class Variable:
 
     def __hash__(self) -> int:
         return hash(self.name)
-
-    @property
-    def size(self) -> int:
-        """The number of states."""
-        return self.states if isinstance(self.states, int) else len(self.states)
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -107,6 +105,7 @@ class VariableArray(Opaque):
     shape: tuple[int, ...]
     states: States
     view: "tuple[VariableArray, Tensor] | None" = field(default=None, repr=False)
+    size: int = field(init=False, repr=False)  # the number of states of every member
 
     def __post_init__(self) -> None:
         given = self.shape if isinstance(self.shape, Iterable) else (self.shape,)
@@ -121,8 +120,9 @@ class VariableArray(Opaque):
                 f"VariableArray {self.name!r} of shape {shape} has {math.prod(shape):,} members; "
                 f"at most {MOST:,} are numbered."
             )
-        object.__setattr__(self, "shape", shape)
-        object.__setattr__(self, "states", _checked_states(self.name, self.states))
+        states = _checked_states(self.name, self.states)
+        size = states if isinstance(states, int) else len(states)
+        vars(self).update(shape=shape, states=states, size=size)
 
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, VariableArray):
@@ -135,11 +135,6 @@ class VariableArray(Opaque):
 
     def __hash__(self) -> int:
         return hash((self.name, self.shape))
-
-    @property
-    def size(self) -> int:
-        """The number of states of every member."""
-        return self.states if isinstance(self.states, int) else len(self.states)
 
     @property
     def base(self) -> "VariableArray":
@@ -284,6 +279,8 @@ def _either(name: str, states: States, given: int, reading: str) -> EvidenceErro
 def _checked_states(name: str, states: States | Iterable[State]) -> States:
     if not isinstance(name, str) or not name:
         raise ModelError(f"A variable's name must be a non-empty string; got {name!r}.")
+    if type(states) is int and 0 < states <= MOST:  # by far the most common
+        return states
     count = None if isinstance(states, bool) else _whole(states)
     if count is not None:
         if count < 1:

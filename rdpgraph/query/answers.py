@@ -320,11 +320,17 @@ class Inferred(Portable, Opaque, ABC):
     def __post_init__(self) -> None:
         model: Any = self._declared
         blocks = model.blocks if isinstance(model, FactorGraph) else ()
-        rest = tensors_in(model.observed if isinstance(model, FactorGraph) else model)
-        parts = [part for block in blocks for part in block.watched]
-        parts += [part for part in rest if not part.is_inference()]
-        versions = [(part, part.data, part._version) for part in parts]
-        versions += [(part, part, was) for block in blocks for part, was in block.copied]
+        rest = tensors_in(model) if not isinstance(model, FactorGraph) else ()
+        if isinstance(model, FactorGraph) and model.observed is not None:
+            rest = (model.observed,)
+        versions: list[tuple[Tensor, Tensor, int]] = []
+        for block in blocks:
+            versions += [(part, part.data, part._version) for part in block.watched]
+            if block.copied:
+                versions += [(part, part, was) for part, was in block.copied]
+        for part in rest:
+            if not part.is_inference():
+                versions.append((part, part.data, part._version))
         vars(self)["_versions"] = versions
 
     def _repr_html_(self) -> str:
@@ -358,25 +364,31 @@ class Inferred(Portable, Opaque, ABC):
 
     @differentiable_property
     def _log_z(self) -> Tensor:
-        _ = self._sound
+        if self._are_finite:
+            return self._answers.log_partition()
         watched = (part for part, *_ in vars(self).get("_versions", ()))
         return possible_alone(self._answers.log_partition(), watched)
 
     @cached_property
-    def _sound(self) -> bool:
-        """True, or an error: reads the model's log-values, once, if log Z is not finite."""
-        with suppress(UnsupportedError):  # some estimates have no log Z
-            # The sum is not finite if any of them is not.
-            if not math.isfinite(self.solution.log_partition().detach().sum()):
-                from rdpgraph.model.soundness import refuse_unsound
+    def _are_finite(self) -> bool:
+        """Return whether log Z is finite in all items; an error where it is not from bad values.
 
-                refuse_unsound(self._declared)
-        return True
+        The model's log-values are read, once, if log Z is not finite. False too for an estimate
+        that has no log Z.
+        """
+        with suppress(UnsupportedError):
+            # The sum is not finite if any of them is not.
+            if math.isfinite(self.solution.log_partition().detach().sum()):
+                return True
+            from rdpgraph.model.soundness import refuse_unsound
+
+            refuse_unsound(self._declared)
+        return False
 
     @cached_property
     def _told(self) -> bool:
         """True, after a warning if items are impossible and have zeros."""
-        _ = self._sound
+        _ = self._are_finite
         with suppress(BudgetError, UnsupportedError):
             if not torch.compiler.is_compiling() and not bool(self.solution.possible().all()):
                 warnings.warn(_ZEROS, stacklevel=2)

@@ -106,11 +106,11 @@ class Posterior(Inferred):
     def _require_room(self, size: int | None = None, what: str = "Marginals") -> None:
         """Refuse tables of so many numbers (None: one per state) for each item, beyond memory."""
         graph = self.graph
-        size = graph.domain.total_states if size is None else size
-        size *= math.prod(graph.batch_shape)
-        needed = float(size) * torch.finfo(graph.dtype).bits / 8
+        each = graph.domain.total_states if size is None else size
+        count = float(each * math.prod(graph.batch_shape))
         # Small models need no plan.
-        if needed > tuning.SMALL_BYTES:
+        if 8.0 * count > tuning.SMALL_BYTES:
+            needed = count * torch.finfo(graph.dtype).bits / 8
             require_room(needed, what, self.plan.memory)
 
     def marginal(self, item: Named) -> Tensor:
@@ -245,7 +245,7 @@ class Posterior(Inferred):
 
     def entropy(self) -> Tensor:
         """(*batch,) entropy in nats: log Z less the expected score; 0 where log Z is -inf."""
-        _ = self._sound
+        _ = self._are_finite
         entropy = self._with_word(self._answers.entropy())
         self._warn_if_apart("entropy")
         return entropy.reshape(self.graph.batch_shape)
@@ -444,7 +444,7 @@ class Posterior(Inferred):
         self._warn_if_apart("max_marginals")
         best = flat.detach().amax(1) if flat.shape[1] else flat.detach().sum(1)
         if not bool(best.isfinite().all()):
-            _ = self._sound
+            _ = self._are_finite
         return StateValues.split(flat, self.graph)
 
     def marginal_mode(self, variables: Iterable[Named]) -> Assignment:
@@ -528,7 +528,7 @@ class Posterior(Inferred):
 
     def _require_possible(self, what: str, known: Tensor | None = None) -> None:
         if known is None or not bool(known.all()):
-            _ = self._sound
+            _ = self._are_finite
             known = self._answers.possible() if known is None else known
             from rdpgraph.model.soundness import require_possible
 

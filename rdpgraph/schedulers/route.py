@@ -210,18 +210,18 @@ class Task:
         A circuit that answers within a millisecond is taken whatever structure the graph is, as
         to recognise one takes longer; unless a user has registered one.
         """
+        return self.once("circuit", self._small_circuit)
 
-        def compute() -> Circuit | None:
-            circuit = within(self.memory, self.exact_seconds, self.graph)
-            if circuit is None or self.graph.observed is not None:
-                return circuit
-            if circuit_seconds(circuit) <= tuning.CIRCUIT_SECONDS and not REGISTRY.has_own:
-                return circuit
-            # Among structures of several sizes much is empty.
-            match = self.match
-            return None if match is not None and bool((match.numbers >= 0).all()) else circuit
-
-        return self.once("circuit", compute)
+    def _small_circuit(self) -> Circuit | None:
+        memory, seconds = self.given.memory, self.given.seconds
+        circuit = within(memory, EXACT if seconds is None else seconds, self.graph)
+        if circuit is None or self.graph.observed is not None:
+            return circuit
+        if circuit_seconds(circuit) <= tuning.CIRCUIT_SECONDS and not REGISTRY.has_own:
+            return circuit
+        # Among structures of several sizes much is empty.
+        match = self.match
+        return None if match is not None and bool((match.numbers >= 0).all()) else circuit
 
     @property
     def joint(self) -> int:

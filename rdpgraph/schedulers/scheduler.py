@@ -120,10 +120,10 @@ def require_fit(plan: Plan) -> None:
 
 def require_room_for_states(graph: FactorGraph) -> None:
     """Raise `BudgetError` if one number per unobserved state, as messages need, does not fit."""
-    element = torch.finfo(graph.dtype).bits / 8
     states = graph.domain.total_states
-    if element * states <= tuning.SMALL_BYTES:
+    if 8.0 * states <= tuning.SMALL_BYTES:  # in any type
         return
+    element = torch.finfo(graph.dtype).bits / 8
     require_room(8.0 * graph.num_variables, f"The {graph.num_variables:,} variables of this graph")
     if graph.observed is not None:
         seen = (graph.observed != MISSING).reshape(-1, graph.num_variables).all(0)

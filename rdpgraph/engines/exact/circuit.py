@@ -48,19 +48,19 @@ def circuit_of(graph: FactorGraph) -> Circuit | None:
     """Circuit of a graph; None if it is not small, or its factors are not CPU tables."""
     if graph.batch_shape or graph.domain.total_states > tuning.CIRCUIT_CELLS:
         return None
-    if graph.num_factors > tuning.CIRCUIT_FACTORS or not graph.blocks:
-        return None
     layouts: list[_Layout] = []
-    entries = 0
+    entries = factors = 0
     for block in graph.blocks:
+        factors += block.count
         potential = block.potential
         if type(potential) is not Table or not _plain(values := potential.log_values):
             return None
         entries += values.numel()
-        if entries > tuning.CIRCUIT_CELLS or (layout := block.layout) is None:
+        small = entries <= tuning.CIRCUIT_CELLS and factors <= tuning.CIRCUIT_FACTORS
+        if not small or (layout := block.layout) is None:
             return None
         layouts.append(layout)
-    if is_transformed():
+    if not factors or is_transformed():
         return None
     return shaped(graph.domain.sizes.numpy().tobytes(), tuple(layouts))
 
@@ -103,9 +103,8 @@ class CircuitSolution(Supplemented):
 
     @differentiable_property
     def _entries(self) -> Tensor:
-        tables = [block.potential for block in self.graph.blocks]
-        values = [table.log_values for table in tables if isinstance(table, Table)]
-        return _flatten_dense_tensors(values)
+        tables: list[Any] = [block.potential for block in self.graph.blocks]
+        return _flatten_dense_tensors([table.log_values for table in tables])
 
     @cached_property
     def _upward(self) -> Upward | None:

@@ -32,7 +32,10 @@ def checked_log_values(name: str, log_values: Tensor) -> float:
         raise ModelError(f"{name} needs floating log-values; got a tensor of {log_values.dtype}.")
     if torch.compiler.is_compiling() or in_transform():
         return -math.inf
-    refuse_hollow(name, log_values)
+    # A tensor of torch's own class with its values, outside of an export, needs no closer look.
+    own = type(log_values) is Tensor and not torch._C._len_torch_dispatch_stack()  # pyright: ignore
+    if not own or log_values.is_meta or log_values.layout != torch.strided:
+        refuse_hollow(name, log_values)
     highest = log_values.detach().amax().item() if log_values.numel() else -math.inf
     if not highest < math.inf:
         kind = "NaN" if bool(log_values.isnan().any()) else "+inf"

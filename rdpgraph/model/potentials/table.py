@@ -179,7 +179,8 @@ class Table(Stored):
         def __init__(self, log_values: ArrayLike) -> None: ...
 
     def __post_init__(self) -> None:
-        settle(self, "log_values")
+        if type(self.log_values) is not Tensor:
+            settle(self, "log_values")
         remedy = (
             "use Table.from_probabilities(values), or Table.from_logs(values) if logs are meant"
         )
