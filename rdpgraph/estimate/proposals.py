@@ -117,8 +117,7 @@ def _plus(mean: Tensor | None, log_scores: Tensor, share: float) -> Tensor:
     one = given.numel() == size
     given = (given.reshape(size) if one else given.expand(shape)).contiguous()
     into = torch.empty(shape, dtype=dtype, device="cpu") if mean is None else mean.to(dtype)
-    if into.shape != shape:
-        into = into.expand(shape).contiguous()
+    into = into.expand(shape).contiguous()
     rows = into.numel() // max(size, 1)
     library.function("mean", dtype)(
         into.data_ptr(), given.data_ptr(), rows, size, 0 if one else size, mean is None, share,
