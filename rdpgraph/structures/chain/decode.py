@@ -3,6 +3,10 @@
 Messages are maxima, shifted so that the largest of a step is 0, which keeps sequences of 10,000
 steps distinct in float32. Scores are summed again along the sequences found (Viterbi 1967; the k
 best by lists, Seshadri and Sundberg 1994). Arguments are as for `recursion.log_partition`.
+
+Compiled rules answer where they serve. The loops here stay for what rules cannot say, maxima over
+sums of ranks, whose values of pairs are formed in blocks, and gradients of max-marginals; and for
+operators without rules and tables on GPUs, where all states of a step take one call.
 """
 
 import math
@@ -14,7 +18,7 @@ from torch import Tensor
 
 from rdpgraph._core import tuning
 from rdpgraph._core.types import Lengths, LogZ, Paths, Transition, Unary
-from rdpgraph.structures.chain import bands, rules
+from rdpgraph.structures.chain import operators, rules
 from rdpgraph.structures.chain.factors import inside, masked, peak
 from rdpgraph.structures.chain.paths import score, traceback
 from rdpgraph.structures.chain.steps import Steps, as_steps
@@ -49,8 +53,8 @@ def best_states(unary: Unary, transition: Transition | Steps, lengths: Lengths) 
     """The states of `viterbi` alone, (B, T)."""
     if isinstance(transition, Tensor) and rules.serves(unary, transition):
         return rules.best_states(unary, transition, lengths)
-    if bands.serves(unary, transition, maxima=True):
-        return bands.best_states(unary, transition, lengths)
+    if operators.serves(unary, transition, maxima=True):
+        return operators.best_states(unary, transition, lengths)
     values = _levelled(unary, lengths)
     messages = values + _arriving(values, as_steps(transition), lengths, backwards=False)
     return traceback(messages, transition, lengths, count=1, noise=None)[0]
@@ -81,6 +85,10 @@ def _k_best_states(unary: Tensor, transition: Tensor | Steps, lengths: Tensor, k
         values, table = unary.double(), transition.double()
         if rules.serves(values, table):
             return rules.k_best(values, table, lengths, k)
+    elif operators.serves(unary, transition, maxima=True):
+        found = operators.k_best(unary, transition, lengths, k)
+        if found is not None:
+            return found
     return _best_lists(_levelled(unary, lengths), as_steps(transition), lengths, k)
 
 
@@ -95,8 +103,8 @@ def max_marginals(unary: Unary, transition: Transition | Steps, lengths: Lengths
     watched = watched and torch.is_grad_enabled()
     if isinstance(transition, Tensor) and not watched and rules.serves(unary, transition):
         return rules.max_marginals(unary, transition, lengths)
-    if bands.serves(unary, transition, maxima=True):
-        return bands.max_marginals(unary, transition, lengths)
+    if operators.serves(unary, transition, maxima=True):
+        return operators.max_marginals(unary, transition, lengths)
     with torch.set_grad_enabled(watched):
         values, steps = _levelled(unary, lengths), as_steps(transition)
         through = values + _arriving(values, steps, lengths, backwards=False)

@@ -1,4 +1,10 @@
-"""Expectations under chains: entropy, cross-entropy, joint probabilities of neighbours."""
+"""Expectations under chains: entropy, cross-entropy, joint probabilities of neighbours.
+
+Of tables, and of operators whose scores are sums of parameters, these are means over derivations of
+the rules. The means by messages stay for ranks, and for bands beside low rank: a derivation goes by
+one rank, so that the entropy of derivations is above that of sequences. Without a compiled library
+they are also those of tables.
+"""
 
 import math
 from functools import partial
@@ -10,7 +16,7 @@ from torch.utils.checkpoint import checkpoint
 from rdpgraph._core import tuning
 from rdpgraph.logspace.gradients import ONCE, by_autograd, expectations, mean_scores, once
 from rdpgraph.logspace.logmatrix import LogMatrix, finite, log_products, soft_sum
-from rdpgraph.structures.chain import entropies, logs, recursion, rules
+from rdpgraph.structures.chain import entropies, recursion, rules
 from rdpgraph.structures.chain.factors import inside, masked, peak, steps_of
 from rdpgraph.structures.chain.recursion import Messages
 from rdpgraph.structures.chain.steps import (
@@ -107,7 +113,7 @@ def _by_scores(
     def log_z(unary: Tensor, *tensors: Tensor) -> Tensor:
         kind = link.potential if isinstance(link, OperatorSteps) else None
         steps = tensors[0] if kind is None else OperatorSteps(kind.replaced(tensors))
-        return logs.log_partition(unary, steps, parts.lengths)
+        return recursion.log_partition(unary, steps, parts.lengths)
 
     base = 0.0 if log_base is None else finite(log_base).reshape(parts.unary.shape)
     scored = masked(other.unary - base, other.lengths)

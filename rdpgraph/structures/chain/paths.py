@@ -3,6 +3,10 @@
 The state at each step is the argmax of ``log p(state | the state after it)`` plus Gumbel noise,
 which is an exact draw; the softmax of the same at a temperature is the relaxed one, differentiable
 in the potentials (Fu, Cunningham and Lapata 2022, arXiv:2112.03638v3, algorithm 4, on all states).
+
+Compiled rules draw where they serve. Relaxed draws stay a loop of their own, as their weights of
+all states at a step are no answer of a recurrence; and so does the trace back, for operators
+without rules, and on GPUs, where the draws of a step take one call.
 """
 
 import math
@@ -15,7 +19,7 @@ from rdpgraph._core.numbers import lowest
 from rdpgraph._core.types import Lengths, Paths, Transition, Unary
 from rdpgraph.logspace.gradients import possible_alone
 from rdpgraph.model.potentials.potential import Potential
-from rdpgraph.structures.chain import bands, logs, recursion, rules
+from rdpgraph.structures.chain import logs, operators, recursion, rules
 from rdpgraph.structures.chain.factors import inside
 from rdpgraph.structures.chain.steps import Steps, as_steps
 from rdpgraph.structures.draws import Noise, checked_temperature, gumbel
@@ -124,8 +128,8 @@ def draw(
     """
     if rules.serves(unary, transition):
         return rules.draw(unary, transition, lengths, count, generator)
-    if bands.serves(unary, transition):
-        return bands.draw(unary, transition, lengths, count, generator)
+    if operators.serves(unary, transition):
+        return operators.draw(unary, transition, lengths, count, generator)
     messages = logs.forward(unary, transition, lengths)
 
     def noise(_last: int, steps: int) -> Tensor:

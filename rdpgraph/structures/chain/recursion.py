@@ -11,7 +11,7 @@ from rdpgraph._core import tuning
 from rdpgraph._core.compiler import opaque
 from rdpgraph._core.types import Lengths, LogZ, Transition, Unary
 from rdpgraph.logspace.logmatrix import finite, soft_sum
-from rdpgraph.structures.chain import bands, logs, rules
+from rdpgraph.structures.chain import logs, operators, rules
 from rdpgraph.structures.chain.steps import (
     OperatorSteps,
     RankSteps,
@@ -52,8 +52,8 @@ def log_partition(
     """
     if not unary.numel():
         return _of_none(unary, transition)
-    if bands.serves(unary, transition):
-        return bands.log_partition(unary, transition, lengths)
+    if operators.serves(unary, transition):
+        return operators.log_partition(unary, transition, lengths)
     if isinstance(transition, OperatorSteps) or unary.device.type == "mps":  # without float64
         return logs.log_partition(unary, transition, lengths)
     sides = tables_of(transition)

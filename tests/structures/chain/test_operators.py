@@ -324,3 +324,13 @@ def test_what_does_not_fit_is_refused_in_a_line(make, error, message):
     with pytest.raises(error, match=message) as caught:
         make()
     assert "\n" not in str(caught.value)
+
+
+def test_draws_of_blocks_are_as_frequent_as_their_sequences():
+    chain = rg.Chain(draw(2, 3, 4, seed=8), KINDS["blocks"](), lengths=torch.tensor([3, 2]))
+    drawn = chain.sample(20_000, torch.Generator().manual_seed(0))
+    often = torch.nn.functional.one_hot(drawn.clamp(min=0), 4) * (drawn >= 0).unsqueeze(-1)
+    torch.testing.assert_close(often.double().mean(0), chain.marginals(), atol=0.015, rtol=0)
+    pairs = drawn[..., :-1] * 4 + drawn[..., 1:]
+    joint = torch.nn.functional.one_hot(pairs[:, 0], 16).double().mean(0)
+    torch.testing.assert_close(joint, chain.edge_marginals()[0].flatten(1), atol=0.015, rtol=0)

@@ -1,13 +1,22 @@
-"""Chains whose transitions are bands beside low rank, by a recurrence in O(T N (D + r)).
+"""Chains whose transitions are applied without a table of all pairs of states, by recurrences.
 
-With the values b along the bands at offsets o, and the factors l and r of the rest,
+Bands beside low rank cost O(T N (D + r)). With the values b along the bands at offsets o, and the
+factors l and r of the rest,
 
     c[t, k] = sum_m a[t-1, m] l[t-1, m, k],
     a[t, n] = (sum_o a[t-1, n-o] b_o[t-1, n-o] + sum_k c[t, k] r[t-1, n, k]) u[t, n].
 
 A pair of states within a band is linked in two ways, by the band and by the rest, whose sum is its
 value. For maxima the band holds that sum: it is above the way by the rest, which never wins.
+
+Products of blocks cost O(T N sqrt(N)). A state is a block i and a place b in it, so the states of a
+step are A sites of B states, of which a sequence uses one: with the factors l and r,
+
+    c[t, i, k] = sum_b a[t-1, i, b] l[i, b, k],
+    a[t, k, d] = sum_i c[t, i, k] r[k, i, d] u[t, k, d].
 """
+
+import functools
 
 import torch
 from torch import Tensor
@@ -15,7 +24,7 @@ from torch import Tensor
 from rdpgraph._core import tuning
 from rdpgraph._core.types import Lengths, LogZ, Paths, Unary
 from rdpgraph.logspace.gradients import is_transformed
-from rdpgraph.model.potentials.operators import Banded
+from rdpgraph.model.potentials.operators import Banded, Monarch
 from rdpgraph.recurrences import declaration, executor
 from rdpgraph.recurrences.program import Program
 from rdpgraph.recurrences.recurrence import Bound
@@ -27,12 +36,18 @@ _PARTS = ("band", "left", "right")
 
 def serves(unary: Unary, steps: Tensor | Steps, *, maxima: bool = False) -> bool:
     """Return whether compiled code answers for these chains, or for their best sequences."""
-    if not isinstance(steps, OperatorSteps) or not isinstance(steps.potential, Banded):
+    if not isinstance(steps, OperatorSteps):
         return False
     potential = steps.potential
-    fits = len(potential.offsets) <= tuning.MOST_OFFSETS and potential.dtype == unary.dtype
+    fits = False
+    if isinstance(potential, Banded):
+        fits = len(potential.offsets) <= tuning.MOST_OFFSETS
+    elif isinstance(potential, Monarch):
+        # States before a step and those after it are the same blocks only where these are square.
+        fits = len(potential.log_left) == len(potential.log_right)
+    fits = fits and potential.dtype == unary.dtype and (potential.maximises or not maxima)
     there = unary.is_cpu and unary.numel() > 0 and executor.LIBRARY.available(unary.dtype)
-    return fits and there and not is_transformed() and (potential.maximises or not maxima)
+    return fits and there and not is_transformed()
 
 
 def log_partition(unary: Unary, steps: Tensor | Steps, lengths: Lengths) -> LogZ:
@@ -42,7 +57,25 @@ def log_partition(unary: Unary, steps: Tensor | Steps, lengths: Lengths) -> LogZ
 
 def best_states(unary: Unary, steps: Tensor | Steps, lengths: Lengths) -> Paths:
     """The states (B, T) of one best sequence of each item, as `decode.best_states`."""
-    return _bound(unary, steps, lengths, maxima=True).states_of("unary", None, None)[0][0]
+    bound = _bound(unary, steps, lengths, maxima=True)
+    if _is_banded(steps):
+        return bound.states_of("unary", None, None)[0][0]
+    return _states_read(bound.entries_of("unary", None, None)[0], unary, bound, 1)[0]
+
+
+def k_best(unary: Unary, steps: Tensor | Steps, lengths: Lengths, k: int) -> Paths | None:
+    """The states (k, B, T) of the k best sequences, as `decode.k_best`, by sums in float64.
+
+    None for bands beside low rank, as a pair of states within a band is linked in two ways.
+    """
+    assert isinstance(steps, OperatorSteps)
+    if not steps.potential.additive:
+        return None
+    wide = OperatorSteps(steps.potential.replaced([part.double() for part in steps.sides]))
+    bound = _bound(unary.double(), wide, lengths, maxima=True)
+    if _is_banded(steps):
+        return bound.k_best_states_of("unary", k)[0]
+    return _states_read(bound.k_best_entries_of("unary", k)[0], unary, bound, k)
 
 
 def max_marginals(unary: Unary, steps: Tensor | Steps, lengths: Lengths) -> Unary:
@@ -50,7 +83,7 @@ def max_marginals(unary: Unary, steps: Tensor | Steps, lengths: Lengths) -> Unar
     assert isinstance(steps, OperatorSteps)
     wide = OperatorSteps(steps.potential.replaced([part.double() for part in steps.sides]))
     bound = _bound(unary.double(), wide, lengths, maxima=True)
-    return bound.max_marginals()["unary"].to(unary)
+    return bound.max_marginals("unary")["unary"].reshape(unary.shape).to(unary)
 
 
 def draw(
@@ -58,12 +91,35 @@ def draw(
     generator: torch.Generator | None,
 ) -> Paths:  # fmt: skip
     """Independent exact draws (count, B, T), as `paths.draw`."""
-    return _bound(unary, steps, lengths, maxima=False).states_of("unary", count, generator)[0]
+    bound = _bound(unary, steps, lengths, maxima=False)
+    if _is_banded(steps):
+        return bound.states_of("unary", count, generator)[0]
+    return _states_read(bound.entries_of("unary", count, generator)[0], unary, bound, count)
+
+
+def _is_banded(steps: Tensor | Steps) -> bool:
+    return isinstance(steps, OperatorSteps) and isinstance(steps.potential, Banded)
+
+
+def _states_read(
+    entries: tuple[Tensor, Tensor, Tensor], unary: Unary, bound: Bound, count: int
+) -> Paths:
+    """(count, B, T) the states that sequences use, of which each is a block and a place in it."""
+    row, site, place = entries
+    batch, total, _ = unary.shape
+    blocks, width = bound.sizes["A"], bound.sizes["B"]
+    states = torch.full((count * batch, total), -1, device=row.device)
+    states[row, site // blocks] = site % blocks * width + place
+    return states.unflatten(0, (count, batch))
 
 
 def _bound(unary: Unary, steps: Tensor | Steps, lengths: Lengths, *, maxima: bool) -> Bound:
     assert isinstance(steps, OperatorSteps)
     potential = steps.potential
+    if isinstance(potential, Monarch):
+        left, right = potential.tensors
+        given = {"unary": unary.unflatten(2, left.shape[:2]), "left": left, "right": right}
+        return Bound(_blocks(), {**given, "lengths": lengths}, checked=True)
     assert isinstance(potential, Banded)
     tensors = potential.tensors
     if maxima and potential.rest is not None:
@@ -75,11 +131,29 @@ def _bound(unary: Unary, steps: Tensor | Steps, lengths: Lengths, *, maxima: boo
         alike = part.stride(-2) == 0 and not part.requires_grad
         kinds.append((name, part.ndim > 2, alike))
         given[name] = part.select(-2, 0) if alike else part
-    program = _program(potential.offsets, tuple(kinds))
+    program = _bands(potential.offsets, tuple(kinds))
     return Bound(program, {"unary": unary, "lengths": lengths, **given}, checked=True)
 
 
-def _program(offsets: tuple[int, ...], kinds: tuple[tuple[str, bool, bool], ...]) -> Program:
+@functools.cache
+def _blocks() -> Program:
+    """The rules of products of blocks."""
+    declared = (
+        ("unary", declaration.Input("T A B")),
+        ("left", declaration.Input("A B A")),
+        ("right", declaration.Input("A A B")),
+        ("lengths", declaration.Lengths("T")),
+    )
+    rules = """
+        a[0, i, b] += unary[0, i, b]
+        c[t, i, k] += a[t-1, i, b] * left[i, b, k]
+        a[t, k, d] += c[t, i, k] * right[k, i, d] * unary[t, k, d]
+        goal       += a[lengths-1, i, b]
+    """
+    return declaration.program_of("Chain", declared, rules)
+
+
+def _bands(offsets: tuple[int, ...], kinds: tuple[tuple[str, bool, bool], ...]) -> Program:
     """The rules for some offsets.
 
     Of each part its name, whether it has an entry for each step, and whether it has one for all
