@@ -47,12 +47,14 @@ class Bid:
     Attributes:
         exactness: how much will be known of the answer's error.
         seconds: predicted, for the answer.
-        memory: predicted, bytes.
+        memory: predicted, bytes; or the limit that the route keeps to, if ``memory_is_limit``.
         why: one line: what is done, and what speaks for it.
         refused: one line: why this bid must not be taken, as when it exceeds the budget in a way
             that seconds and memory do not tell; empty where nothing speaks against it.
         remedy: how to get a better answer, for the status of what answers in place of this bid.
         note: a clause for the reason that the plan gives, where approximate routes are combined.
+        memory_is_limit: how much the route will take is not predicted, only that it takes no more
+            than ``memory``. The table says "up to" in front of it.
         work: what the route has computed for the bid, such as an order of elimination, and goes on
             with in `Route.run`.
     """
@@ -64,6 +66,7 @@ class Bid:
     refused: str = ""
     remedy: str = ""
     note: str = ""
+    memory_is_limit: bool = False
     work: Any = field(default=None, repr=False, compare=False)
 
     @property
@@ -137,9 +140,10 @@ class Bids(Sequence[Offer]):
             if bid is None:
                 rows.append((offer.route, outcome, "", "", "", offer.note))
                 continue
+            limit = "up to " if bid.memory_is_limit else ""
             costs = (
                 duration(bid.seconds) if math.isfinite(bid.seconds) else "-",
-                f"{quantity(bid.memory)}B" if math.isfinite(bid.memory) else "-",
+                f"{limit}{quantity(bid.memory)}B" if math.isfinite(bid.memory) else "-",
             )
             why = offer.note or bid.why
             rows.append((offer.route, outcome, bid.exactness.name.lower(), *costs, why))

@@ -161,6 +161,11 @@ class Task:
         return self.once("budget", lambda: budget_of(self.memory, self.exact_seconds))
 
     @property
+    def memory_limit(self) -> float:
+        """Bytes that routes keep to which do not predict their memory; a little is always taken."""
+        return max(self.budget.memory_bytes, tuning.SMALL_BYTES)
+
+    @property
     def counter(self) -> Counter | None:
         """Counts operations in place of time where no seconds were given."""
         return self.once("counter", lambda: Counter() if self.seconds is None else None)

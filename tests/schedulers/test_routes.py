@@ -384,6 +384,25 @@ def test_a_table_says_what_was_refused_and_why():
     assert not rg.explain(ring(), rg.Contraction()).bids
 
 
+@pytest.mark.parametrize("memory", [300.0, 2e9])
+def test_bids_predict_memory_as_plans_do_or_say_that_it_is_a_limit(memory):
+    x = rg.VariableArray("x", (40, 40), 2)
+    table = torch.randn(2, 2, generator=torch.Generator().manual_seed(0))
+    slots = (x[1:], x[:-1]), (x[:, 1:], x[:, :-1])
+    graph = rg.FactorGraph([rg.FactorBlock(each, rg.Table(table)) for each in slots])
+    plan = rg.explain(graph, rg.Auto(memory=memory))
+    messages = offer(plan, "loopy").bids["variable_marginals"]
+    assert not messages.memory_is_limit
+    assert messages.memory == plan.stored_bytes == rg.explain(graph, rg.Loopy()).stored_bytes
+    assert messages.seconds == plan.seconds
+    for name, question in (("mini-buckets", "log_partition"), ("search", "mode")):
+        bid = offer(plan, name).bids[question]
+        assert bid.memory_is_limit
+        assert bid.memory == max(memory, 2.0**24)  # what is taken whatever the budget
+        row = next(line for line in str(plan.bids).splitlines() if line.startswith(name))
+        assert f"up to {'16.8 MB' if memory < 1e9 else '2.0 GB'}" in row
+
+
 def test_a_graph_is_recognised_once_in_a_call():
     asked: list[rg.FactorGraph] = []
 

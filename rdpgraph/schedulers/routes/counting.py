@@ -30,7 +30,8 @@ class ProjectionRoute(Route):
         seconds = min(task.seconds or Counting.seconds, effort.LONGEST_ADVISED)
         scheduler = Counting(seconds, task.memory)
         planned = task.once("projections", lambda: scheduler.plan(task.graph))
-        return Bid(Exactness.EXACT, seconds, 0.0, planned[0].why, work=planned)
+        memory, why = task.memory_limit, planned[0].why
+        return Bid(Exactness.EXACT, seconds, memory, why, memory_is_limit=True, work=planned)
 
     def run(self, task: Task, bid: Bid) -> Solution:
         return bid.work[1]()
@@ -56,7 +57,10 @@ class CountingRoute(Route):
         # By then a circuit is there, or a count goes on that may take all of its part.
         seconds = effort.CIRCUIT_FIRST * effort.COUNTED * task.allowance.seconds
         refused, note = why if count is None else "", f"log Z alone is {why}"
-        return Bid(Exactness.EXACT, seconds, 0.0, why, refused=refused, note=note, work=count)
+        return Bid(
+            Exactness.EXACT, seconds, task.memory_limit, why, refused=refused, note=note,
+            memory_is_limit=True, work=count,
+        )  # fmt: skip
 
     @staticmethod
     def _is_known(task: Task) -> bool:

@@ -14,7 +14,7 @@ from rdpgraph.engines.solution import Question, Solution
 from rdpgraph.plan.bids import Bid, Exactness
 from rdpgraph.plan.plan import Budget, Plan
 from rdpgraph.schedulers.loopy import ForMessages, Loopy
-from rdpgraph.schedulers.route import Given, Others, Route, Task, sweep_seconds
+from rdpgraph.schedulers.route import Given, Others, Route, Task
 from rdpgraph.schedulers.scheduler import is_constraints_alone
 
 
@@ -25,9 +25,9 @@ class MessagesRoute(Route):
         """For all questions but draws and marginal modes, at any size."""
         if question.name in ("sample", "marginal_mode"):
             return None
-        seconds = min(Loopy().sweeps * sweep_seconds(task.network), task.allowance.seconds)
         why = "messages between single factors, until they converge or the time ends"
-        return Bid(Exactness.MESSAGES, seconds, task.network.tables_bytes, why)
+        plan = task.once("plan of messages", lambda: self.plan(task, None, why))
+        return Bid(Exactness.MESSAGES, plan.seconds, plan.stored_bytes, why)
 
     def run(self, task: Task, bid: Bid) -> Solution:
         return self.run_with(task, bid, None)
@@ -45,7 +45,7 @@ class MessagesRoute(Route):
             task.remedy,
         )  # fmt: skip
 
-    def plan(self, task: Task, bid: Bid, why: str) -> Plan:
+    def plan(self, task: Task, bid: Bid | None, why: str) -> Plan:
         return _for_messages(task).plan(why, task.allowance.seconds)
 
 

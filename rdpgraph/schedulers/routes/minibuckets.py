@@ -23,12 +23,15 @@ class MiniBucketsRoute(Route):
         """Bounded, for log Z of few items of a model that is not trained."""
         if question.name != "log_partition" or not self._is_estimated(task):
             return None
-        seconds, memory = effort.DRAWN_SUM * task.allowance.seconds, task.budget.memory_bytes
+        # Tables and populations grow with the time that is left, up to the memory of the budget.
         return Bid(
-            Exactness.BOUNDED, seconds, memory,
+            Exactness.BOUNDED,
+            effort.DRAWN_SUM * task.allowance.seconds,
+            task.memory_limit,
             "populations of configurations, led by mini-buckets, whose bounds are certain",
             note="log Z alone is estimated by populations",
-        )  # fmt: skip
+            memory_is_limit=True,
+        )
 
     @staticmethod
     def _is_estimated(task: Task) -> bool:

@@ -25,9 +25,9 @@ class SearchRoute(Route):
         if question.name not in ("mode", "marginal_mode"):
             return None
         part = effort.MODES if question.name == "mode" else effort.MARGINAL_MODES
-        seconds, memory = part * task.allowance.seconds, task.budget.memory_bytes
+        seconds, memory = part * task.allowance.seconds, task.memory_limit
         why = "a search from the best configuration of messages, with a bound on all scores"
-        return Bid(Exactness.BOUNDED, seconds, min(memory, effort.BOUNDS_BYTES), why)
+        return Bid(Exactness.BOUNDED, seconds, memory, why, memory_is_limit=True)
 
     def run(self, task: Task, bid: Bid) -> Solution:
         scheduler = Search(min(bid.seconds, effort.NEVER), task.memory, progress=task.progress)
