@@ -33,6 +33,9 @@ HOPELESS_BITS, GREEDY_VARIABLES, EASY_SECONDS = 64, 100, 0.01
 """Log2 of the operations of every greedy order beyond which the search gives up: annealing has
 gained up to 15 bits on the hardest UAI models (linkage). Variables up to which greedy orders ignore
 the clock, and seconds of a plan below which it is not improved: so it is alike on every machine."""
+BEFORE_ORDERS = 4.0
+"""Time of the passes over a large component between its primal graph and its first elimination
+order, relative to the time that its primal graph took: 4 to 6 on grids of 10^4 to 6 * 10^4."""
 FIRST_SWEEPS, SWEEP_GROWTH, MOST_SWEEPS, LONG_RUN = 50, 1.5, 20_000, 500
 """Sweeps of the first annealing run of a component, their growth from run to run, those of the
 longest run, and those from which annealing starts hotter, every other run."""

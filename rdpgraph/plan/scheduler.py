@@ -245,8 +245,7 @@ def _plan(
                 topology, deadline=deadline, memory_elements=memory, last=last, batch=batch
             )
         except BudgetError as error:
-            late = not isinstance(error, HopelessError) and clock.now() > deadline
-            why, need = _LATE if late else _HOPELESS
+            why, need = _HOPELESS if isinstance(error, HopelessError) else _LATE
             unknown = Plan("none", why, width=inf, flops=inf, peak_bytes=inf, stored_bytes=inf)
             # Nobody knows that more time would help.
             remedy = f"needs {need}; {clock.ways_out(inf, 'time', *_OTHERS)}"

@@ -94,6 +94,8 @@ def _parts(
     """Distinct components, each with all its places in the topology."""
     parts: dict[object, _Part] = {}
     for tensors in topology.components():
+        if len(tensors) > effort.GREEDY_VARIABLES and clock.now() > deadline:
+            raise BudgetError(_out_of_reach(topology.num_variables, len(tensors)))
         scopes = [topology.scopes[t] for t in tensors]
         names = tuple(sorted(set(chain.from_iterable(scopes))))
         rank = {name: i for i, name in enumerate(names)}
@@ -120,11 +122,17 @@ class _Part:
         self.places: list[tuple[tuple[int, ...], tuple[int, ...]]] = []
         self.copies = 1
         self.memory = inf
-        self.bench = Workbench(topology, eager=not last)
         if topology.num_variables <= effort.GREEDY_VARIABLES:
             deadline = inf
+        began = clock.now()
         graph = primal_graph(topology.scopes, topology.sizes)
+        # What comes before the first order is linear too, and has no end of its own: it is not
+        # begun where it would not be over by the deadline.
+        now = clock.now()
+        if now + effort.BEFORE_ORDERS * (now - began) > deadline:
+            raise BudgetError(_out_of_reach(topology.num_variables, topology.num_tensors))
         prefix, _, _ = peel(graph, last=last, deadline=deadline)
+        self.bench = Workbench(topology, eager=not last)
         for variable in prefix:
             self.bench.eliminate(variable)
         self.core, self.live, self.names = self.bench.residual()
@@ -174,12 +182,7 @@ class _Part:
         for rule in (weighted_min_fill, min_fill) if weighted else (min_fill,):
             self._try_rule(rule, hopeless, deadline)
         if self.best is None:
-            raise error(
-                f"Exact contraction of a component of {self.topology.num_variables} variables and "
-                f"{self.topology.num_tensors} factors is out of reach: every elimination order "
-                f"tried needs more than 2^{effort.HOPELESS_BITS} operations, or more time than "
-                "there is to plan in. Use an approximate method."
-            )
+            raise error(_out_of_reach(self.topology.num_variables, self.topology.num_tensors))
         masks = self.core.num_tensors * self.core.num_variables
         self.improvable = self.core.num_tensors > 2 and masks <= tuning.MOST_MASKS
 
@@ -238,6 +241,8 @@ class _Part:
         rng: Random | None = None,
         noise: float = 0.0,
     ) -> None:
+        if clock.now() > deadline:  # a rule looks at the clock once it has read the graph
+            return
         order = rule(
             self.graph, rng=rng, noise=noise, last=self.last, limit=limit, deadline=deadline
         )
@@ -257,6 +262,14 @@ class _Part:
         made = len(self.bench.scopes)
         ids = [*self.live, *range(made, made + len(self.best.steps))]
         return steps + _renamed(self.best.steps, ids, self.names)
+
+
+def _out_of_reach(variables: int, factors: int) -> str:
+    return (
+        f"Exact contraction of a component of {variables} variables and {factors} factors is out "
+        f"of reach: every elimination order tried needs more than 2^{effort.HOPELESS_BITS} "
+        "operations, or more time than there is to plan in. Use an approximate method."
+    )
 
 
 def _renamed(

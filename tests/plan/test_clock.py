@@ -11,6 +11,7 @@ import torch
 import rdpgraph as rg
 from rdpgraph import schedulers
 from rdpgraph._core import effort
+from rdpgraph.engines.reduction import network
 from rdpgraph.engines.reduction.network import reduce_graph
 from rdpgraph.plan import clock, joingraph, scheduler
 from rdpgraph.plan.clock import Allowance
@@ -156,7 +157,7 @@ def reductions(monkeypatch):
         seen.append(graph)
         return reduce_graph(graph, **options)
 
-    for room in (schedulers.scheduler, schedulers.loopy):
+    for room in (network, schedulers.loopy):
         monkeypatch.setattr(room, "reduce_graph", counted)
     return seen
 

@@ -1,3 +1,4 @@
+import sys
 from math import prod
 from random import Random
 
@@ -139,3 +140,26 @@ def test_slices_add_up_to_the_whole():
         total += product_of_roots(part, cut)
     assert prod(topology.sizes[v] for v in slices) > 1
     assert total == pytest.approx(brute_force(topology, leaves))
+
+
+@pytest.mark.parametrize("share", [0.0, 0.3, 1.0])
+def test_a_large_component_is_given_up_by_the_deadline_and_not_long_after(share, hands):
+    """The clock moves by a microsecond with each call, so that work is alike on every machine."""
+
+    def tick(*_):
+        hands.time += 1e-6
+
+    def spent(seconds):
+        began, before = hands.time, sys.getprofile()
+        sys.setprofile(tick)
+        try:
+            with pytest.raises(BudgetError, match=f"{rows**2} variables.*time than there is"):
+                search(grid(rows, rows), deadline=hands.time + seconds, memory_elements=1e9)
+        finally:
+            sys.setprofile(before)
+        return hands.time - began
+
+    rows = 90
+    look = len(grid(rows, rows).scopes) * 1e-6  # at every factor once
+    allowed = share * 10.0 * look
+    assert spent(allowed) <= allowed + 7.0 * look  # it was 30 looks in any case
