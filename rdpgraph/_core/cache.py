@@ -1,4 +1,19 @@
-"""Answers computed once, never in ``torch.inference_mode()``, whose tensors pass no gradient."""
+"""Answers computed once, never in ``torch.inference_mode()``, whose tensors pass no gradient.
+
+There are four ways, and `functools.cache` for what holds no tensors and is asked outside of torch:
+
+- `remembered`, of a function: `functools.lru_cache`, but a tensor that is first asked for in
+  inference mode is an ordinary one, so that gradients pass through it later.
+- `cached_property`, of an object: the same for `functools.cached_property`. What it gives stays, so
+  that it may also hold a dictionary that is filled later.
+- `differentiable_property`, of an object: for tensors that depend on potentials. What was computed
+  without gradients is computed again where gradients are recorded.
+- `current_property`, of an object of tensors that users may write to: computed again after a write.
+  `Kept` is the record by which it tells, for what is kept in other places.
+
+None can stand in for another: the second gives one object for good, the third one for each mode of
+gradients, and the fourth one for each state of its sources, which it has to look at each time.
+"""
 
 import functools
 from collections.abc import Callable, Generator, Iterable
@@ -41,10 +56,8 @@ def _recording(tensors: Callable[[], Iterable[Tensor]]) -> Generator[None]:
         yield
 
 
-def remembered(
-    most: int, *, where: Callable[Params, bool] | None = None
-) -> Callable[[Callable[Params, Value]], Callable[Params, Value]]:
-    """Cache a function's answers to its last ``most`` (hashable) arguments, of those ``where``."""
+def remembered(most: int) -> Callable[[Callable[Params, Value]], Callable[Params, Value]]:
+    """Cache a function's answers to its last ``most`` arguments, which are hashable."""
 
     def decorated(compute: Callable[Params, Value]) -> Callable[Params, Value]:
         @functools.lru_cache(maxsize=most)
@@ -52,17 +65,7 @@ def remembered(
         def made(*args: Params.args, **kwargs: Params.kwargs) -> Value:
             return ordinarily(compute, *args, **kwargs)
 
-        if (small := where) is None:
-            return made  # pyright: ignore[reportReturnType]
-
-        @functools.wraps(compute)
-        def some(*args: Params.args, **kwargs: Params.kwargs) -> Value:
-            if small(*args, **kwargs):
-                return made(*args, **kwargs)  # pyright: ignore
-            return ordinarily(compute, *args, **kwargs)
-
-        some.cache_clear = made.cache_clear  # pyright: ignore
-        return some
+        return made  # pyright: ignore[reportReturnType]
 
     return decorated
 
@@ -143,11 +146,8 @@ class Kept(Generic[Value]):
 class _Current(Generic[Value]):
     """A cached property, computed again after a write to its sources."""
 
-    def __init__(
-        self, compute: Callable[[Any], Value], made_of: tuple[str, ...],
-        where: Callable[[Value], bool] | None,
-    ) -> None:  # fmt: skip
-        self.compute, self.made_of, self.where = compute, made_of, where
+    def __init__(self, compute: Callable[[Any], Value], made_of: tuple[str, ...]) -> None:
+        self.compute, self.made_of = compute, made_of
         self.__doc__ = compute.__doc__
 
     def __set_name__(self, owner: type, name: str) -> None:
@@ -156,24 +156,18 @@ class _Current(Generic[Value]):
     def __get__(self, instance: Any, owner: type | None = None) -> Value:
         if instance is None:
             return self  # pyright: ignore[reportReturnType]
-        parts = tuple(getattr(instance, name) for name in self.made_of) or instance
+        parts = tuple(getattr(instance, name) for name in self.made_of)
         earlier: Kept[Value] | None = vars(instance).get(self.name)
         if earlier is not None and earlier.is_current(parts):
             return earlier.value
         value = ordinarily(self.compute, instance)
-        if self.where is None or self.where(value):
-            vars(instance)[self.name] = Kept.of(value, parts)
+        vars(instance)[self.name] = Kept.of(value, parts)
         return value
 
 
-def current_property(
-    *made_of: str, where: Callable[[Any], bool] | None = None
-) -> Callable[[Callable[[Any], Value]], _Current[Value]]:
-    """A cached property, computed again after a write to the named fields; none named: to any.
-
-    Values are cached that are as ``where`` says.
-    """
-    return lambda compute: _Current(compute, made_of, where)
+def current_property(*made_of: str) -> Callable[[Callable[[Any], Value]], _Current[Value]]:
+    """A cached property, computed again after a write to the named fields."""
+    return lambda compute: _Current(compute, made_of)
 
 
 def _parts(value: Any) -> list[Tensor] | None:

@@ -286,7 +286,8 @@ class MixedBitext(Recurrence):
 
     def inputs(self) -> Mapping[str, Any]:
         p, q = self.unary.shape[-5] - 1, self.unary.shape[-3] - 1
-        every, items = _every(p, q, self.unary.device), math.prod(self.batch_shape)
+        every_of = _remembered if p * q <= 64 else Every.of  # they grow as the cube of both lengths
+        every, items = every_of(p, q, self.unary.device), math.prod(self.batch_shape)
         emission = Emission(
             self.pairs.reshape(items, p, q), self.source.reshape(items, p),
             self.target.reshape(items, q),
@@ -370,4 +371,4 @@ class Every:
         )  # fmt: skip
 
 
-_every = remembered(8, where=lambda p, q, device: p * q <= 64)(Every.of)  # noqa: ARG005
+_remembered = remembered(8)(Every.of)

@@ -109,11 +109,18 @@ class RestrictedHypertree(RestrictedRecurrence):
         return replace(self, unary=unary, states=kept)
 
 
-@remembered(16, where=lambda total, device: total <= 64)  # noqa: ARG005
 def _ways(total: int, device: torch.device) -> tuple[Tensor, Tensor]:
+    """The result of `_made_ways`, kept where it is small: it grows as the cube of the words."""
+    return (_kept_ways if total <= 64 else _made_ways)(total, device)
+
+
+def _made_ways(total: int, device: torch.device) -> tuple[Tensor, Tensor]:
     """(3, M) the first, middle and last word of every way to split a span; (T, T, T) its number."""
     place = torch.arange(total, device=device)
     first, middle, last = place[:, None, None], place[:, None], place
     there = (first <= middle) & (middle < last)
     split = torch.where(there, there.flatten().cumsum(0).reshape(there.shape) - 1, 0)
     return there.nonzero().T, split
+
+
+_kept_ways = remembered(16)(_made_ways)
