@@ -200,14 +200,14 @@ for a plan, with most gaps, and as many of all."""
 RANKED_ENTRIES, RANKED_GAIN = 2**18, 4
 """Entries of all low-rank factors as tables, and their ratio to those of both sides of the factors,
 from which sums are over ranks."""
-CIRCUIT_CELLS, CIRCUIT_FACTORS = 2**15, 2**10
-"""Cells of all tables of a small graph up to which a step of its circuit costs its call, not its
-arithmetic, and factors of such a graph."""
-CIRCUIT_CALL, CIRCUIT_LEVEL, CIRCUIT_CELL = 5e-5, 4e-6, 2.5e-8
-"""Seconds of log Z and marginals by a circuit: of any, for each of its levels and for each cell."""
-CIRCUIT_SECONDS = 1e-3
-"""Predicted seconds of a circuit up to which it answers before any structure is recognised; to
-recognise a chain and to answer for it takes 1.3 milliseconds at least."""
+SMALL_CELLS, SMALL_FACTORS = 2**16, 2**10
+"""Cells of all buckets of a small graph, and its factors: compiled code answers for it in half a
+millisecond, while to recognise a chain and to answer for it takes 1.3 milliseconds at least."""
+BUCKETS_CALL, BUCKETS_VARIABLE, BUCKETS_CELL = 2e-5, 4e-7, 5e-9
+"""Seconds of log Z and marginals by buckets: of any, for each variable and for each cell."""
+BUCKET_LEVELS = 16
+"""Levels of buckets up to which torch takes second derivatives of log Z in less time than a plan
+and a contraction take; alarm has 9, a chain of 100 variables with 10 states 51."""
 SOLVED_TREES, PATH_NODES, PAIRED_COLUMNS = 2000, 600, 8
 """Variables whose spanning trees are counted by a linear solve, nodes of a picture laid out by
 shortest paths, and columns of which all products are made at once."""

@@ -21,7 +21,7 @@ from rdpgraph.schedulers.scheduler import Planned
 _MARGINALS = "variable_marginals"
 _ASKED: tuple[Question[Any], ...] = tuple(map(Question, QUESTIONS))
 
-_IN_RANKS = frozenset({"counting of projections", "structure", "circuit", "ranks"})
+_IN_RANKS = frozenset({"counting of projections", "structure", "buckets", "ranks"})
 _IN_ROWS = _IN_RANKS | {"rows"}
 _IN_GENERAL = _IN_ROWS | {"structure given evidence"}
 """Routes that are not asked about a graph with variables of ranks, about some rows of evidence, and
@@ -108,7 +108,7 @@ def _ranked(every: Sequence[_Asked], question: str) -> list[_Asked]:
 def _lead(every: Sequence[_Asked]) -> _Asked:
     """The built-in route that bid best for marginals; messages always bid.
 
-    What is taken before an auction, as the circuit of a small graph, is not run by it.
+    What is taken before an auction, as the buckets of a small graph, is not run by it.
     """
     ranked = _ranked(every, _MARGINALS)
     return next(each for each in ranked if not (each.entry.is_own or each.route.beforehand))
@@ -247,7 +247,7 @@ def _table(
     taken: dict[str, list[str]] = {}
     for question in QUESTIONS:
         ranked = _ranked(every, question)
-        # A circuit is taken before an auction, where no route of a user might bid.
+        # A small graph is taken before an auction, where no route of a user might bid.
         early = [each for each in ranked if each.route.beforehand and not has_own]
         ranked = early or [each for each in ranked if not each.route.beforehand]
         if ranked:

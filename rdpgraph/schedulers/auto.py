@@ -5,8 +5,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from rdpgraph._core.arguments import require_fields
+from rdpgraph.engines.exact.buckets import Factors
 from rdpgraph.model.graph import FactorGraph
-from rdpgraph.plan.circuit import Circuit
 from rdpgraph.schedulers.route import ROUTES, Given, Shape, Task
 from rdpgraph.schedulers.scheduler import Planned, Scheduler, reported
 
@@ -16,7 +16,7 @@ class Auto(Scheduler):
     """The default: an auction, in which routes bid for each question and the best bid answers.
 
     Routes are asked in the order of `rdpgraph.extend.ROUTES`: those that users have registered; a
-    count for factors with hidden variables; the circuit of a small graph; a registered structure;
+    count for factors with hidden variables; buckets of a small graph; a registered structure;
     sums over the ranks of large `LowRank` factors; rows of evidence, one by one; a structure that
     evidence leaves; contraction; counting; a join graph; mini-buckets; search; and loopy messages.
     A bid says how much will be known of the error, and predicts seconds and bytes.
@@ -24,11 +24,11 @@ class Auto(Scheduler):
     The rule: of the bids within the budget the one of most exactness is taken (exact, bounded,
     an estimate, messages between clusters, messages), and of equally exact ones that of the fewest
     predicted seconds, for each question by itself. The first exact bid of a built-in route for all
-    marginals ends the asking, as no later route does the same for less. The circuit of a small
-    graph is taken before, as it takes less time than an auction; one that takes a millisecond at
-    most is taken whatever structure the graph is. Where a route does not keep its word,
-    in time, memory or convergence, the next one goes on. ``explain(graph).bids`` prints the table
-    of all bids; `Status.route` says which route gave an answer, and `Status.tried` which failed.
+    marginals ends the asking, as no later route does the same for less. A small graph is answered
+    before, whatever structure it is, as this takes less time than to recognise one. Where a route
+    does not keep its word, in time, memory or convergence, the next one goes on.
+    ``explain(graph).bids`` prints the table of all bids; `Status.route` says which route gave an
+    answer, and `Status.tried` which failed.
 
     Where exact inference does not fit the budget, messages between clusters answer
     (`JoinGraph`), or messages between single factors (`Loopy`) if those do not converge; with
@@ -86,11 +86,11 @@ class Auto(Scheduler):
 
         return planned(Task(graph, Given(self.memory, self.seconds, self.progress)))
 
-    def circuit(self, graph: FactorGraph) -> Circuit | None:
-        """Circuit of a small graph, or None; see `Task.circuit`.
+    def small(self, graph: FactorGraph) -> Factors | None:
+        """Factors of a small graph, or None; see `Task.small`.
 
         It answers before any route is asked, unless a user's route might bid for the graph.
         """
         if ROUTES.own and any(entry.might_bid(Shape.of(graph)) for entry in ROUTES.own):
             return None
-        return Task(graph, Given(self.memory, self.seconds)).circuit
+        return Task(graph, Given(self.memory, self.seconds)).small

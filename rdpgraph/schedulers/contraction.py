@@ -9,6 +9,7 @@ from torch import Tensor
 
 from rdpgraph._core import effort
 from rdpgraph._core.arguments import require_fields
+from rdpgraph.engines.exact.buckets import Factors
 from rdpgraph.engines.exact.engine import ExactSolution, SlicedSolution
 from rdpgraph.engines.reduction.network import Network, reduce_graph
 from rdpgraph.engines.solution import Solution
@@ -17,7 +18,6 @@ from rdpgraph.model.evidence import MISSING
 from rdpgraph.model.graph import FactorGraph
 from rdpgraph.model.potentials.table import Table
 from rdpgraph.plan import clock
-from rdpgraph.plan.circuit import Circuit
 from rdpgraph.plan.plan import Budget, Plan
 from rdpgraph.plan.scheduler import Optimize, make_plan, require_optimize
 from rdpgraph.plan.tree import ContractionTree
@@ -70,7 +70,7 @@ class Contraction(Scheduler):
         budget = budget_of(self.memory, self.seconds)
         return plan_network(network, budget, optimize=self.optimize)
 
-    def circuit(self, graph: FactorGraph) -> Circuit | None:
+    def small(self, graph: FactorGraph) -> Factors | None:
         return within(self.memory, self.seconds, graph) if self.optimize is None else None
 
     def solve(self, graph: FactorGraph) -> Solution:

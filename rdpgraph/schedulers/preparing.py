@@ -7,7 +7,7 @@ from typing import TypeAlias
 
 from rdpgraph._core.cache import Kept, cached_property, differentiable_property, recording
 from rdpgraph._core.portable import tensors_in
-from rdpgraph.engines.exact.circuit import CircuitSolution
+from rdpgraph.engines.exact.buckets import BucketsSolution
 from rdpgraph.engines.solution import Solution
 from rdpgraph.interface.structure import REGISTRY
 from rdpgraph.model.graph import FactorGraph
@@ -46,13 +46,14 @@ def begun(
     Raises `BudgetError` if the plan does not fit its budget.
     """
     with REGISTRY.remembering():
-        circuit = scheduler.circuit(graph)
-        if circuit is None:
+        factors = scheduler.small(graph)
+        if factors is None:
             plan, run = prepared(scheduler, graph, keep=False)
             require_fit(plan)
             return plan, run
     later = _Deferred(scheduler, graph)
-    return later.plan, partial(CircuitSolution, graph, circuit, later.solution)
+    again = partial(solved, partial(plan_by, scheduler))
+    return later.plan, partial(BucketsSolution, graph, factors, later.solution, again)
 
 
 @dataclass(frozen=True, eq=False)

@@ -8,6 +8,7 @@ from math import prod
 from typing import TYPE_CHECKING, Any, ClassVar, TypeAlias, TypeVar
 
 from rdpgraph._core import effort, tuning
+from rdpgraph.engines.exact.buckets import Factors
 from rdpgraph.engines.solution import Question, Solution
 from rdpgraph.errors import ModelError
 from rdpgraph.interface.structure import REGISTRY, Match
@@ -15,7 +16,6 @@ from rdpgraph.model.graph import FactorGraph
 from rdpgraph.model.potentials.potential import Potential
 from rdpgraph.plan import clock
 from rdpgraph.plan.bids import Bid, Exactness
-from rdpgraph.plan.circuit import Circuit
 from rdpgraph.plan.clock import Allowance, Counter
 from rdpgraph.plan.plan import Budget, Plan
 from rdpgraph.schedulers.scheduler import budget_of, reduced, within
@@ -209,24 +209,22 @@ class Task:
         return self.once("match", compute)
 
     @property
-    def circuit(self) -> Circuit | None:
-        """The circuit of a small graph which is no larger structure, or None.
+    def small(self) -> Factors | None:
+        """The factors of a small graph, or None.
 
-        A circuit that answers within a millisecond is taken whatever structure the graph is, as
-        to recognise one takes longer; unless a user has registered one.
+        It is answered whatever structure it is, as to recognise one takes longer; unless a user
+        has registered a structure.
         """
-        return self.once("circuit", self._small_circuit)
+        return self.once("small", self._small)
 
-    def _small_circuit(self) -> Circuit | None:
+    def _small(self) -> Factors | None:
         memory, seconds = self.given.memory, self.given.seconds
-        circuit = within(memory, EXACT if seconds is None else seconds, self.graph)
-        if circuit is None or self.graph.observed is not None:
-            return circuit
-        if circuit_seconds(circuit) <= tuning.CIRCUIT_SECONDS and not REGISTRY.has_own:
-            return circuit
+        factors = within(memory, EXACT if seconds is None else seconds, self.graph)
+        if factors is None or self.graph.observed is not None or not REGISTRY.has_own:
+            return factors
         # Among structures of several sizes much is empty.
         match = self.match
-        return None if match is not None and bool((match.numbers >= 0).all()) else circuit
+        return None if match is not None and bool((match.numbers >= 0).all()) else factors
 
     @property
     def joint(self) -> int:
@@ -448,7 +446,7 @@ def _has_low_rank(shape: Shape) -> bool:
 
 
 def _is_small(shape: Shape) -> bool:
-    return shape.num_states <= tuning.CIRCUIT_CELLS and shape.num_factors <= tuning.CIRCUIT_FACTORS
+    return shape.num_states <= tuning.SMALL_CELLS and shape.num_factors <= tuning.SMALL_FACTORS
 
 
 _PLACE = "rdpgraph.schedulers.routes"
@@ -457,7 +455,7 @@ ROUTES = RouteTable({
     "counting of projections": (
         f"{_PLACE}.counting:ProjectionRoute", lambda shape: "Projection" in shape.potentials,
     ),
-    "circuit": (f"{_PLACE}.circuit:CircuitRoute", _is_small),
+    "buckets": (f"{_PLACE}.buckets:BucketsRoute", _is_small),
     "structure": f"{_PLACE}.structure:StructureRoute",
     "ranks": (f"{_PLACE}.ranks:RanksRoute", _has_low_rank),
     "rows": (f"{_PLACE}.rows:RowsRoute", _has_rows),
@@ -470,12 +468,6 @@ ROUTES = RouteTable({
     "loopy": f"{_PLACE}.messages:MessagesRoute",
 })  # fmt: skip
 """All routes. What is not asked is not imported."""
-
-
-def circuit_seconds(circuit: Circuit) -> float:
-    """Predicted seconds of a pass up a circuit and one down."""
-    levels, cells = len(circuit.levels), len(circuit.owners)
-    return tuning.CIRCUIT_CALL + levels * tuning.CIRCUIT_LEVEL + cells * tuning.CIRCUIT_CELL
 
 
 def sweep_seconds(network: "Network") -> float:

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from rdpgraph._core import tuning
 from rdpgraph._core.cache import cached_property, differentiable_property
+from rdpgraph.engines.exact.buckets import Factors
 from rdpgraph.engines.portfolio import PASS_OF
 from rdpgraph.engines.recognised import recognised_left
 from rdpgraph.engines.reduction.network import Network, reduce_graph
@@ -21,14 +22,13 @@ from rdpgraph.engines.solution import (
     Value,
 )
 from rdpgraph.logspace.gradients import is_transformed, possible_alone, with_gradient
-from rdpgraph.logspace.logmatrix import finite
 from rdpgraph.model.block import Block
 from rdpgraph.model.domain import Domain
 from rdpgraph.model.evidence import MISSING
 from rdpgraph.model.graph import FactorGraph
 from rdpgraph.model.potentials.table import Table
 from rdpgraph.model.variable import Variable
-from rdpgraph.native.library import available, function, threads
+from rdpgraph.native.library import available, threads
 from rdpgraph.plan.plan import PASSES, Budget, Plan
 from rdpgraph.schedulers.rows_apart import RowsApart
 from rdpgraph.schedulers.scheduler import Planned
@@ -75,95 +75,33 @@ class RowsSolution(Delegate):
     def interval(self, confidence: float) -> tuple[Tensor, Tensor]:
         return self.bounds() if self._fit else self._general.interval(confidence)
 
-    @cached_property
-    def _left(self) -> Tensor:
-        """(S,) the number of each state among those remaining of its variable, or -1."""
-        network, starts = self.network, self.network.graph.domain.state_starts
-        left = torch.full((int(starts[-1]),), -1, device="cpu")
-        settled = (network.settled[0] >= 0).nonzero().flatten()
-        left[starts[settled] + network.settled[0, settled]] = 0
-        sizes = torch.tensor(network.sizes, device="cpu")[: len(network.numbers)]
-        for size in sizes.unique().tolist():
-            numbers = network.numbers[sizes == size]
-            left[starts[numbers, None] + network.states_left(numbers, size)] = torch.arange(
-                size, device="cpu"
-            )
-        return left
-
-    @cached_property
-    def _rows(self) -> list[Tensor]:
-        """(F,) the table of each factor, of every group."""
-        return [
-            torch.arange(len(group.scopes), device="cpu") % group.log_tables.shape[1]
-            if group.rows is None
-            else group.rows
-            for group in self.network.groups
-        ]
-
-    @cached_property
-    def offsets(self) -> Tensor:
-        """(F,) each factor's place among the entries, which is that of its counts too."""
-        offsets, first = [torch.zeros(0, dtype=torch.long, device="cpu")], 0
-        for group, rows in zip(self.network.groups, self._rows, strict=True):
-            offsets.append(first + rows * group.log_tables[0, 0].numel())
-            first += group.log_tables.numel()
-        return torch.cat(offsets)
-
-    @cached_property
-    def _integers(self) -> Tensor:
-        network, starts = self.network, self.network.graph.domain.state_starts
-        sizes = torch.tensor(network.sizes, device="cpu")
-        scopes = [group.scopes for group in network.groups]
-        arities = [0, *(scope.shape[1] for scope in scopes for _ in scope)]
-        states = (
-            torch.arange(int(starts[-1]), device="cpu"),
-            network.active.repeat_interleave(starts.diff()),
-        )
-        columns = states[0][(self._left >= 0) & (states[1] >= 0)]
-        counts = len(sizes), len(arities) - 1, len(network.active), len(self._entries)
-        parts = (
-            torch.tensor(counts, device="cpu"), sizes,
-            torch.tensor(arities, device="cpu").cumsum(0),
-            *(scope.flatten() for scope in scopes), self.offsets, starts, network.active,
-            self._left, sizes.cumsum(0) - sizes, columns,
-        )  # fmt: skip
-        return torch.cat(parts)
-
     @differentiable_property
     def _entries(self) -> Tensor:
         return torch.cat([group.log_tables.flatten() for group in self.network.groups]).double()
 
     @cached_property
+    def factors(self) -> Factors:
+        """Factors of the network, of the tables of which those of each group are a block."""
+        return _factors_of(self.network)
+
+    @cached_property
     def _reals(self) -> Tensor:
-        values, peaks, least = list[Tensor](), list[Tensor](), list[Tensor]()
-        for group, rows in zip(self.network.groups, self._rows, strict=True):
-            logs = group.log_tables[0].flatten(1).detach().double()
-            peak = finite(logs.amax(1))
-            low = torch.where(logs > -math.inf, logs, math.inf).amin(1) - peak
-            values.append((logs - peak[:, None]).exp().flatten())
-            peaks.append(peak[rows])
-            least.append(low.clamp(max=0.0).exp()[rows])
-        return torch.cat([self._entries.detach(), *values, *peaks, *least])
+        reals = self.factors.reals(self._entries)
+        assert reals is not None  # `planned_rows` takes no tables with inf or NaN
+        return reals
 
     def run(
         self, observed: Tensor, *, weights: Tensor | None = None, marginals: Tensor | None = None,
         counts: Tensor | None = None, cells: Tensor | None = None, targets: Tensor | None = None,
         stride: int = 0,
     ) -> Tensor:  # fmt: skip
-        """(rows,) log Z of rows (rows, V), without the constant; fills what is given besides.
-
-        It is NaN for a row that lacks too many variables to be solved by itself.
-        """
-        observed, dtype = observed.contiguous(), self.graph.dtype
-        log_z = torch.empty(len(observed), dtype=torch.float64, device="cpu")
-        targets = self.offsets if targets is None else targets
-        given = (self._integers, self._reals, targets, observed, weights, log_z, marginals, counts)
-        pointers = [0 if part is None else part.data_ptr() for part in (*given, cells)]
-        entries = 0 if counts is None else counts.numel()
-        counted = len(observed), entries, stride
-        used = threads(len(observed) * self.graph.num_variables * tuning.ROW_VARIABLE)
-        function("rows", dtype)(*pointers, *counted, tuning.LARGE_BLOCK, self.cells_beside, used)
-        return log_z
+        """(rows,) log Z of rows (rows, V), without the constant; fills what is given besides."""
+        work = len(observed) * self.graph.num_variables * tuning.ROW_VARIABLE
+        return self.factors.eliminate(
+            self._reals, observed.contiguous(), dtype=self.graph.dtype, marginals=marginals,
+            weights=weights, counts=counts, targets=targets, stride=stride, cells=cells,
+            beside=self.cells_beside, threads=threads(work),
+        )  # fmt: skip
 
     @property
     def cells_beside(self) -> float:
@@ -220,7 +158,7 @@ class RowsSolution(Delegate):
         groups = self.network.groups
         count, sizes = len(groups[number].scopes), groups[number].log_tables.shape[2:]
         before, cells = sum(len(group.scopes) for group in groups[:number]), math.prod(sizes)
-        targets = torch.full((len(self.offsets),), -1, device="cpu")
+        targets = torch.full((len(self.factors.offsets),), -1, device="cpu")
         targets[before : before + count] = torch.arange(count, device="cpu") * cells
         beliefs = torch.zeros(len(observed), count, *sizes, dtype=torch.float64, device="cpu")
         self.run(observed, counts=beliefs, targets=targets, stride=count * cells)
@@ -259,13 +197,44 @@ class RowsSolution(Delegate):
             blocks.append(Block(group.scopes, table, table.shape[:1], group.rows, declared))
         domain = Domain.of(Variable(str(v), size) for v, size in enumerate(network.sizes))
         given = self.observed != MISSING
-        known = torch.where(given, self._left[states + self.observed * given], MISSING)
+        left = torch.from_numpy(self.factors.left)
+        known = torch.where(given, left[states + self.observed * given], MISSING)
         dead = (given & (known == MISSING)).any(1)
         observed = torch.full((len(given), len(network.sizes)), MISSING, device="cpu")
         observed[:, : len(network.numbers)] = known[:, network.numbers]
         rows = RowsApart(FactorGraph.from_blocks(domain, blocks, observed), self.whole, self.memory)
         log_z = rows.exactly(Question[Tensor]("log_partition"))
         return possible_alone(torch.where(dead, -math.inf, log_z))
+
+
+def _factors_of(network: Network) -> Factors:
+    """The factors of a network without evidence, whose tables are entries group by group."""
+    groups, starts = network.groups, network.graph.domain.state_starts
+    offsets, tables, firsts = list[Tensor](), list[Tensor](), list[Tensor]()
+    entries = number = 0
+    for group in groups:
+        count, each = group.log_tables.shape[1], group.log_tables[0, 0].numel()
+        rows = torch.arange(len(group.scopes), device="cpu") % count
+        rows = rows if group.rows is None else group.rows
+        offsets.append(entries + rows * each)
+        tables.append(number + rows)
+        firsts.append(entries + torch.arange(count, device="cpu") * each)
+        entries, number = entries + count * each, number + count
+    # A declared state has the number that it has among those remaining of its variable.
+    left = torch.full((int(starts[-1]),), -1, device="cpu")
+    settled = (network.settled[0] >= 0).nonzero().flatten()
+    left[starts[settled] + network.settled[0, settled]] = 0
+    sizes = torch.tensor(network.sizes, device="cpu")
+    declared = sizes[: len(network.numbers)]
+    for size in declared.unique().tolist():
+        numbers = network.numbers[declared == size]
+        places = starts[numbers, None] + network.states_left(numbers, size)
+        left[places] = torch.arange(size, device="cpu")
+    return Factors(
+        [group.scopes.numpy() for group in groups], torch.cat(offsets).numpy(),
+        torch.cat(tables).numpy(), torch.cat(firsts).numpy(), entries, sizes.numpy(),
+        starts.numpy(), network.active.numpy(), left.numpy(),
+    )  # fmt: skip
 
 
 def planned_rows(
@@ -314,7 +283,7 @@ def planned_rows(
         route="contraction",
         why=f"each of {count:,} rows by itself, over the variables that it lacks",
         num_variables=len(network.sizes),
-        num_factors=len(solution.offsets),
+        num_factors=len(solution.factors.offsets),
         dropped_states=network.dropped,
         width=math.log2(max(widest, 1.0)),
         flops=work / PASSES,

@@ -10,13 +10,12 @@ import torch
 
 from rdpgraph._core import effort, tuning
 from rdpgraph._core.progress import reporting
-from rdpgraph.engines.exact.circuit import circuit_of
+from rdpgraph.engines.exact.buckets import Factors, small_factors
 from rdpgraph.engines.solution import Solution
 from rdpgraph.errors import BudgetError, ModelError
 from rdpgraph.model.evidence import MISSING
 from rdpgraph.model.graph import FactorGraph
 from rdpgraph.plan import clock
-from rdpgraph.plan.circuit import Circuit
 from rdpgraph.plan.plan import Budget, Plan, require_room
 
 if TYPE_CHECKING:
@@ -54,8 +53,8 @@ class Scheduler(ABC):
     def plan(self, graph: FactorGraph) -> Planned:
         """Plan a graph's solution; return the plan, and a function that carries it out."""
 
-    def circuit(self, graph: FactorGraph) -> Circuit | None:
-        """Circuit of a graph so small that its plan can wait until it is asked for, or None."""
+    def small(self, graph: FactorGraph) -> Factors | None:
+        """Return the factors of a graph so small that it is planned only when asked, or None."""
         return None
 
 
@@ -81,10 +80,10 @@ def _run(what: str, run: Callable[[], object]) -> Solution:
     return solution
 
 
-def within(memory: float | None, seconds: float, graph: FactorGraph) -> Circuit | None:
-    """Circuit of a small graph; None if the budget is less than any circuit may take."""
+def within(memory: float | None, seconds: float, graph: FactorGraph) -> Factors | None:
+    """Factors of a small graph; None if the budget is less than any small graph may take."""
     ample = (memory is None or memory >= tuning.SMALL_BYTES) and seconds >= 1.0
-    return circuit_of(graph) if ample else None
+    return small_factors(graph) if ample else None
 
 
 def reduced(graph: FactorGraph, seconds: float) -> "Network":

@@ -30,7 +30,7 @@ def ours(path: str) -> dict[str, Callable[[], object]]:
     import torch
 
     import rdpgraph as rg
-    from rdpgraph.engines.exact import circuit, program
+    from rdpgraph.engines.exact import buckets, program
     from rdpgraph.plan import scheduler
 
     torch.set_num_threads(1)
@@ -45,7 +45,7 @@ def ours(path: str) -> dict[str, Callable[[], object]]:
         for cache in (scheduler._plans, scheduler._easy):
             cache._values.clear()
         program.compiled.cache_clear()
-        circuit.shaped.cache_clear()
+        buckets.shaped.cache_clear()
         return rg.infer(graph, scheduler=by_contraction).marginals()
 
     def after() -> object:

@@ -73,7 +73,7 @@ def test_log_z_and_marginals_are_those_of_enumeration(case):
     assert posterior.status.exact
     assert posterior.log_partition.shape == graph.batch_shape
     assert close(posterior.log_partition, truth.log_partition)
-    # Small graphs are answered by a circuit: the engine for all others is asked too.
+    # Small graphs are answered by compiled buckets: the engine for all others is asked too.
     general = rg.Contraction().solve(graph)
     assert close(posterior.log_partition.reshape(-1), general.log_partition())
     flat = [posterior.marginal(v).reshape(-1, v.size) for v in graph.variables]

@@ -145,7 +145,7 @@ def by(scheduler):
 
 
 ROUTES = {
-    "circuit": (ring, dict),
+    "buckets": (ring, dict),
     "contraction": (ring, by(rg.Contraction(memory=1e6))),
     "contraction with rows of evidence": (evidence, dict),
     "contraction of logical factors": (logical, dict),

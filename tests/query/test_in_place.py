@@ -24,7 +24,7 @@ def chain() -> tuple[torch.Tensor, rg.Chain]:
 
 
 CHOICES = {
-    "circuit": (graph, {}),
+    "buckets": (graph, {}),
     "contraction": (graph, {"scheduler": rg.Contraction()}),
     "loopy": (graph, {"scheduler": rg.Loopy()}),
     "join": (graph, {"scheduler": rg.JoinGraph()}),

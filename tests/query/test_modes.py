@@ -23,7 +23,7 @@ from tests.query.routes import (
 
 PACKAGE = Path(rg.__file__).parent
 FEW = (
-    "circuit",
+    "buckets",
     "contraction",
     "loopy",
     "recognised chain",

@@ -81,7 +81,7 @@ def test_a_status():
     exact = rg.infer(model).status
     loopy = rg.infer(model, rg.Loopy(sweeps=2)).status
     estimate = rg.infer(model, estimator=few, generator=generator).status
-    assert str(exact) == "Status: exact\n  route       circuit"
+    assert str(exact) == "Status: exact\n  route       buckets"
     assert str(loopy).startswith("Status: approximate, NOT converged\n")
     assert str(estimate).startswith("Status: approximate")
     for status in (exact, loopy, estimate):

@@ -40,7 +40,7 @@ def test_a_copy_answers_alike(route):
 
 
 def test_a_shallow_copy_keeps_gradients_and_answers():
-    made = posterior("circuit", weights())
+    made = posterior("buckets", weights())
     log_z = made.log_partition
     assert copy.copy(made).log_partition.data_ptr() == log_z.data_ptr()
     assert copy.copy(made).log_partition.requires_grad

@@ -125,7 +125,7 @@ def test_every_route_has_weights_that_sum_to_one_with_a_gradient(route):
     assert bool(gradient.any())
 
 
-@pytest.mark.parametrize("route", ["circuit", "contraction of logical factors", "forest",
+@pytest.mark.parametrize("route", ["buckets", "contraction of logical factors", "forest",
                                    "recognised chain", "randomized graph"])  # fmt: skip
 def test_towards_temperature_0_it_is_the_perturbed_mode(route):
     w = weights().detach()
@@ -151,7 +151,7 @@ def test_towards_temperature_0_it_is_the_perturbed_mode(route):
         assert torch.equal(found, mode[key])
 
 
-@pytest.mark.parametrize("route", ["circuit", "contraction", "loopy", "low-rank graph", "kept"])
+@pytest.mark.parametrize("route", ["buckets", "contraction", "loopy", "low-rank graph", "kept"])
 def test_its_gradient_is_right(route):
     # States that are chosen without a look at the potentials, as the choice has no gradient.
     some = rg.Randomized(rg.randomized.Uniform(), rg.randomized.TopSystematic(1, 2))

@@ -55,7 +55,7 @@ def answered(graph, name, monkeypatch):
     with monkeypatch.context() as forbidden:
         forbidden.setattr("rdpgraph.schedulers.contraction.Contraction.solve", refuse)
         forbidden.setattr("rdpgraph.schedulers.routes.contraction.plan_network", refuse)
-        forbidden.setattr("rdpgraph.engines.exact.circuit.CircuitSolution.log_partition", refuse)
+        forbidden.setattr("rdpgraph.engines.exact.buckets.BucketsSolution.log_partition", refuse)
         posterior = rg.infer(graph)
         assert posterior.plan.route == "structure"
         assert posterior.plan.why.endswith(f"structure {name}")

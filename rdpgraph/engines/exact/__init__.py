@@ -1,1 +1,1 @@
-"""Exact inference by contraction, whole, in slices or as a circuit."""
+"""Exact inference by contraction, whole or in slices, and by compiled buckets."""

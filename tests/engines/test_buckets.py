@@ -36,8 +36,8 @@ def declared(tables):
 
 
 def in_small(graph):
-    """The answers of a circuit."""
-    assert rg.Contraction().circuit(graph) is not None
+    """The answers of compiled buckets."""
+    assert rg.Contraction().small(graph) is not None
     return rg.infer(graph).solution
 
 
@@ -114,7 +114,7 @@ def test_single_precision_is_kept():
     assert all(part.dtype == torch.float32 for part in found)
 
 
-def test_tables_of_a_wide_range_are_left_to_contraction():
+def test_tables_of_a_wide_range_are_answered_in_logarithms():
     for graph in (declared(leaves(2, scale=400.0)), declared(leaves(2, scale=1e5))):
         general = rg.Contraction().solve(graph)
         close(in_small(graph).log_partition(), general.log_partition())
@@ -139,7 +139,7 @@ def test_blocks_with_rows_and_shared_tables_are_read_alike():
     close(small.variable_marginals(), general.variable_marginals())
 
 
-def test_what_is_no_small_table_has_no_circuit():
+def test_what_is_no_small_table_goes_to_contraction():
     x = rg.VariableArray("x", (3,), 2)
     one = rg.Factor((x[0],), rg.Table(torch.zeros(2)))
     for other in (
@@ -147,35 +147,35 @@ def test_what_is_no_small_table_has_no_circuit():
         rg.Factor((x[0],), rg.Table(torch.zeros(4, 2))),
         rg.Factor((x[0],), rg.Table(torch.zeros(2, dtype=torch.float16))),
     ):
-        assert rg.Contraction().circuit(rg.FactorGraph([one, other])) is None
+        assert rg.Contraction().small(rg.FactorGraph([one, other])) is None
     graph = rg.FactorGraph([one])
-    assert rg.Contraction().circuit(graph) is not None
-    assert rg.Contraction().circuit(graph.condition({"x[0]": [0, 1]})) is None
-    assert rg.Contraction().circuit(rg.FactorGraph([], variables=[x])) is None
+    assert rg.Contraction().small(graph) is not None
+    assert rg.Contraction().small(graph.condition({"x[0]": [0, 1]})) is None
+    assert rg.Contraction().small(rg.FactorGraph([], variables=[x])) is None
     large = rg.VariableArray("y", (30, 30), 2)
     pairs = rg.FactorBlock((large[:-1], large[1:]), rg.Table(torch.zeros(2, 2)))
     across = rg.FactorBlock((large[:, :-1], large[:, 1:]), rg.Table(torch.zeros(2, 2)))
-    assert rg.Contraction().circuit(rg.FactorGraph([pairs, across])) is None
+    assert rg.Contraction().small(rg.FactorGraph([pairs, across])) is None
 
 
-def test_a_budget_that_is_no_more_than_a_circuit_may_take_is_kept():
+def test_a_budget_that_is_no_more_than_a_small_graph_may_take_is_kept():
     graph = declared(leaves(5))
-    assert rg.Contraction().circuit(graph) is not None
-    assert rg.Contraction(memory=1e6).circuit(graph) is None
-    assert rg.Contraction(seconds=0.5).circuit(graph) is None
+    assert rg.Contraction().small(graph) is not None
+    assert rg.Contraction(memory=1e6).small(graph) is None
+    assert rg.Contraction(seconds=0.5).small(graph) is None
     with pytest.raises(rg.errors.BudgetError):
         rg.infer(graph, scheduler=rg.Contraction(memory=8.0))
 
 
-def test_registered_structures_come_before_circuits_of_more_than_a_millisecond():
-    chain = rg.Chain(torch.randn(500, 2), torch.randn(2, 2)).factor_graph()
-    assert rg.Auto().circuit(chain) is None
-    assert rg.Contraction().circuit(chain) is not None
+def test_registered_structures_come_first_where_they_are_not_small():
+    chain = rg.Chain(torch.randn(9000, 2), torch.randn(2, 2)).factor_graph()
+    assert rg.Auto().small(chain) is None
+    assert rg.Contraction().small(chain) is None
     assert rg.infer(chain).status.route == "structure"
 
 
 @pytest.mark.parametrize("length", [1, 2, 3, 40])
-def test_a_circuit_answers_for_a_small_structure_before_it_is_recognised(length):
+def test_buckets_answer_for_a_small_structure_before_it_is_recognised(length):
     generator = torch.Generator().manual_seed(length)
     unary = torch.randn(length, 3, generator=generator, dtype=DOUBLE, requires_grad=True)
     links = torch.randn(3, 3, generator=generator, dtype=DOUBLE, requires_grad=True)
@@ -184,7 +184,7 @@ def test_a_circuit_answers_for_a_small_structure_before_it_is_recognised(length)
     chain = rg.Chain(unary, links)
     graph = chain.factor_graph()
     posterior = rg.infer(graph)
-    assert posterior.status_of("log_partition").route == "circuit"
+    assert posterior.status_of("log_partition").route == "buckets"
     assert posterior.plan.route == ("structure" if length > 2 else "forest")  # of the rest
     close(posterior.log_partition, chain.log_partition())
     close(posterior.marginal("site"), chain.marginals())
@@ -205,14 +205,14 @@ def test_other_ways_to_differentiate_are_left_to_contraction():
     tables = [part.detach() for part in leaves(6)]
 
     def log_z(*given):
-        return rg.Contraction().circuit(declared(list(given)))
+        return rg.Contraction().small(declared(list(given)))
 
     with torch.autograd.forward_ad.dual_level():
         assert log_z(*tables) is None
     assert log_z(*tables) is not None
 
 
-def test_other_evidence_is_answered_by_the_same_circuit():
+def test_other_evidence_is_answered_by_the_same_buckets():
     graph = declared([part.detach() for part in leaves(4)])
     for state in (0, 1, 2):
         posterior = rg.infer(graph.condition({"c": state, "f": state}))
@@ -220,3 +220,21 @@ def test_other_evidence_is_answered_by_the_same_circuit():
         close(posterior.log_partition, expected.log_partition()[0])
         close(posterior.marginal("b"), expected.variable_marginals()[0, 2:5])
         assert str(posterior.plan) == str(rg.explain(posterior.graph))
+
+
+@pytest.mark.parametrize(("length", "states", "levels"), [(60, 2, 16), (40, 10, 0)])
+def test_second_derivatives_of_a_long_model_are_those_of_its_structure(length, states, levels):
+    generator = torch.Generator().manual_seed(length)
+    unary = torch.randn(length, states, generator=generator, dtype=DOUBLE, requires_grad=True)
+    links = torch.randn(states, states, generator=generator, dtype=DOUBLE, requires_grad=True)
+    chain = rg.Chain(unary, links)
+    graph = chain.factor_graph()
+    found = len(rg.Auto().small(graph).buckets.levels)
+    assert found <= levels if levels else found > 16  # by torch on the buckets, or in general
+    second = []
+    for log_z in (rg.infer(graph).log_partition, chain.log_partition()):
+        first = torch.autograd.grad(log_z, (unary, links), create_graph=True)
+        squares = sum((part**2).sum() for part in first)
+        second.append(torch.autograd.grad(squares, (unary, links)))
+    for ours, theirs in zip(*second, strict=True):
+        close(ours, theirs)
