@@ -1,4 +1,9 @@
-"""Decoding by the most probable values of observables, each distinct syndrome once."""
+"""Decoding by the most probable values of observables, each distinct syndrome once.
+
+Exact sweeps know the chance P(l | s) that a decision l is right. Sweeps over kept states know an
+interval that holds it, which is often wide. Their confidence is then measured on shots that the
+model draws: it is how often decisions are right that the sweep is about as sure of.
+"""
 
 import math
 from collections.abc import Iterable, Iterator
@@ -26,21 +31,31 @@ class Decoded:
 
     Attributes:
         observables: (*batch, observables) int64, the most probable values.
-        confidence: (*batch,) P(l | s) of those. On kept states it is a lower bound that holds for
-            certain, of a `CosetDecoder` without `calibrated`; such a bound is often near zero where
-            many states were dropped. Of a calibrated decoder it is the share of right decisions
-            among simulated shots of a like ``share``. Zero where no error that explains the
-            syndrome was found: the decision is then all zeros.
+        confidence: (*batch,) the chance that the decision is right. By exact sweeps it is P(l | s).
+            `CosetDecoder` on kept states reports P(l | s) where the ends of ``interval`` are close
+            to each other, and else how often it is right on simulated shots of a like ``doubt``.
+            For shots with erased checks, and by `WindowDecoder`, it is the lower end of
+            ``interval``. It is zero where no error that explains the syndrome was found: the
+            decision is then all zeros.
         log_probability: (*batch,) log P(s) in nats; on kept states a lower bound.
         share: (*batch,) the share of the decision in the mass that was kept; of exact sweeps
-            P(l | s). On kept states it ranks shots by how sure they are, but it is no probability:
-            mass that was dropped is not in it.
+            P(l | s). On kept states it is no probability: mass that was dropped is not in it.
+        doubt: (*batch,) ranks shots from the surest, 0, to the least sure: the share of other
+            values in what was kept, and a twentieth of the part of P(s) that was dropped by the
+            estimate of the sweep. By exact sweeps it is 1 - P(l | s), without rounding to 1.
+        interval: lower and upper ends (*batch,), which hold P(l | s) for certain. On kept states
+            the lower end is often near zero where many states were dropped.
+        standard_error: (*batch,) of the confidence, from the number of simulated shots. Where
+            nothing was simulated it is the distance between the ends of ``interval``.
     """
 
     observables: Tensor
     confidence: Tensor
     log_probability: Tensor
     share: Tensor
+    doubt: Tensor
+    interval: tuple[Tensor, Tensor]
+    standard_error: Tensor
 
 
 _GROUP = 10
@@ -59,7 +74,8 @@ class CosetDecoder:
     Args:
         model: without a batch.
         keep: the number of states kept, as for `ParityModel.kept`; None: exact.
-        calibration: what `calibrated` measured; None: ``confidence`` is certain.
+        calibration: what `calibrated` measured; None: 2,000 shots are simulated when a confidence
+            is first needed.
 
     Raises:
         ModelError: no `ParityModel`, or one with batch dims.
@@ -125,11 +141,14 @@ class CosetDecoder:
     ) -> "CosetDecoder":
         """The same decoder, whose confidence is measured on shots that the model draws.
 
-        Shots are put in order of ``share`` and divided into groups of at least 20 wrong decisions.
-        The confidence of a shot is (n - k) / (n + 1) of its group: n shots of which k were decided
-        wrongly. So it is right on average over shots of the model, up to the error of these counts,
-        and never above 1 - 1 / (shots + 1). Shots with erased checks are others than those drawn.
-        A decoder by exact sweeps needs no calibration, and is returned as it is.
+        Shots whose P(l | s) is known from the interval are left out. The others are put in order of
+        ``doubt`` and divided into groups of about 20 wrong decisions or more. The confidence of a
+        shot is the share of right ones in its group; the surest group has one wrong decision more
+        than was seen. So it is right on average over shots of the model, up to its standard error,
+        and never above 1 - 1 / (shots + 1). More shots tell apart more degrees of confidence, and
+        are needed to report errors that are rarer than one in ``shots``. Noise that is not the
+        model's is not in it. A decoder by exact sweeps needs no calibration, and is returned as it
+        is.
 
         Args:
             shots: the number drawn; each takes as long as a decision.
@@ -138,17 +157,45 @@ class CosetDecoder:
         if self.keep is None:
             return self
         syndromes, truth = _drawn(self.model, shots, generator)
-        found = self._decode(syndromes, bounded=False)
+        found = self._decode(syndromes, bounded=True)
         wrong = (found.observables != truth.to(found.observables)).any(-1)
-        return replace(self, calibration=Calibration.of(found.share, wrong))
+        some = ~_is_known(found.interval, shots) & (found.share > 0)
+        return replace(self, calibration=Calibration.of(found.doubt[some], wrong[some], shots))
 
+    @cached_property
+    def _default(self) -> "Calibration":
+        """The calibration that is measured where none is given; always of the same draws."""
+        decoder = self.calibrated(_SHOTS, generator=torch.Generator().manual_seed(0))
+        assert decoder.calibration is not None
+        return decoder.calibration
+
+    @torch.no_grad()
     def decode_observables(self, syndromes: Any) -> Decoded:
         """Decide on shots (*batch, checks), -1 where a check is erased.
+
+        On kept states the first call may simulate 2,000 shots for their confidence, which takes as
+        long as 2,000 decisions; `calibrated` sets their number, and `decide` does without.
 
         Raises:
             EvidenceError: syndromes of another length.
         """
-        return self._decode(syndromes, bounded=self.calibration is None)
+        given = checked_syndrome(syndromes, self.model.checks.num_checks)
+        found = self._decode(given, bounded=True)
+        if self.keep is None:
+            return found
+        # What the simulated shots tell holds for shots that are drawn as they are.
+        shots = _SHOTS if self.calibration is None else self.calibration.shots
+        erased = (given < 0).any(-1).to(found.share.device)
+        known = _is_known(found.interval, shots) | erased | (found.share == 0)
+        if bool(known.all()):
+            return found
+        calibration = self._default if self.calibration is None else self.calibration
+        confidence, error = calibration.of_doubts(found.doubt)
+        return replace(
+            found,
+            confidence=torch.where(known, found.confidence, confidence),
+            standard_error=torch.where(known, found.standard_error, error),
+        )
 
     def decide(self, syndromes: Any) -> Tensor:
         """(*batch, observables) the decisions of `decode_observables` alone, sooner."""
@@ -156,7 +203,7 @@ class CosetDecoder:
 
     @torch.no_grad()
     def _decode(self, syndromes: Any, *, bounded: bool) -> Decoded:
-        """As `decode_observables`; confidence is certain if ``bounded``, else calibrated or 0."""
+        """Decisions with the lower end of the interval as confidence; 0 if not ``bounded``."""
         given = checked_syndrome(syndromes, self.model.checks.num_checks)
         padded = functional.pad(given[None].flatten(0, -2), (0, 1))  # torch needs a column
         rows, back = padded.unique(dim=0, return_inverse=True)
@@ -164,19 +211,17 @@ class CosetDecoder:
         size = max(tuning.PIECE >> max(most - _GROUP, 0), 1)
         parts = [self._decided(part, bounded=bounded) for part in rows[:, :-1].split(size)]
         joined = (torch.cat(values)[back] for values in zip(*parts, strict=True))
-        found = Decoded(
-            *(values.unflatten(0, (1, *given.shape[:-1])).squeeze(0) for values in joined)
+        observables, lower, upper, log_p, share, doubt = (
+            values.unflatten(0, (1, *given.shape[:-1])).squeeze(0) for values in joined
         )
-        if self.calibration is None or bounded:
-            return found
-        return replace(found, confidence=self.calibration.confidence(found.share))
+        return Decoded(observables, lower, log_p, share, doubt, (lower, upper), upper - lower)
 
     def _decided(self, rows: Tensor, *, bounded: bool) -> tuple[Tensor, ...]:
-        """Observables, confidence, log P(s) and share of shots (B, checks), as of `Decoded`."""
+        """Observables, ends of the interval, log P(s), share and doubt of shots (B, checks)."""
         count = self.model.checks.num_observables
         found = torch.zeros(len(rows), count, dtype=torch.long, device=rows.device)
-        chance = torch.ones(len(rows), dtype=self.model.unary.dtype, device=rows.device)
-        log_p, share = torch.zeros_like(chance), torch.ones_like(chance)
+        share = torch.ones(len(rows), dtype=self.model.unary.dtype, device=rows.device)
+        lower, upper, log_p, doubt = share, share, torch.zeros_like(share), torch.zeros_like(share)
         for part in self._parts:
             known = [rows[:, at] if at >= 0 else found[:, -1 - at].to(rows) for at in part.known]
             given = torch.stack(known, 1) if known else rows[:, :0]
@@ -185,65 +230,90 @@ class CosetDecoder:
                 decided = _decided(model.log_cosets(), len(part.wanted))
             else:
                 kept = model.kept(self.keep, bounded=bounded)
-                decided = _decided(kept.log_cosets, len(part.wanted), kept.interval[0])
+                decided = _decided(kept.log_cosets, len(part.wanted), kept)
             found[:, part.wanted] = decided.observables.to(found)
-            # The chances of parts, given the parts before, multiply; so do lower bounds on them.
-            chance, share = chance * decided.confidence, share * decided.share
+            # The chances of parts, given the parts before, multiply; so do bounds on them.
+            share = share * decided.share
+            doubt = doubt + (1 - doubt) * decided.doubt
+            lower, upper = lower * decided.interval[0], upper * decided.interval[1]
             log_p = log_p + decided.log_probability if part.first else log_p
-        return torch.where((share > 0).unsqueeze(1), found, 0), chance, log_p, share
+        return torch.where((share > 0).unsqueeze(1), found, 0), lower, upper, log_p, share, doubt
 
 
 @dataclass(frozen=True, eq=False)
 class Calibration:
-    """How often simulated shots were decided rightly, by the share of the decision.
+    """How often simulated shots were decided rightly, by the doubt about the decision.
 
     Attributes:
-        shares: (groups - 1,) ascending shares, at which the next group begins.
+        doubts: (groups - 1,) descending, at which the next group begins.
         chances: (groups,) the share of right decisions in each group, ascending.
+        standard_errors: (groups,) of the chances.
+        shots: the number that was simulated.
     """
 
-    shares: Tensor
+    doubts: Tensor
     chances: Tensor
+    standard_errors: Tensor
+    shots: int
 
     @classmethod
-    def of(cls, shares: Tensor, wrong: Tensor) -> "Calibration":
-        """Groups from shots (shots,), of which some are wrong."""
-        order = shares.argsort()
-        shares, wrong = shares[order], wrong[order].long()
-        # A group ends where it has enough wrong decisions, and where the next share is larger.
-        ends, begin = list[int](), 0
+    def of(cls, doubts: Tensor, wrong: Tensor, shots: int) -> "Calibration":
+        """Groups from some of the simulated shots, of which some are wrong."""
+        order = doubts.argsort(descending=True)
+        doubts, wrong = doubts[order], wrong[order].long()
         counts = wrong.cumsum(0).tolist()
+        least = max(_WRONG, sum(counts[-1:]) // _GROUPS)
+        # A group ends where it has enough wrong decisions, and where the next doubt is smaller.
+        ends, begin = list[int](), 0
         for at in range(len(counts) - 1):
             before = counts[begin - 1] if begin else 0
-            if counts[at] - before >= _WRONG and bool(shares[at] < shares[at + 1]):
+            if counts[at] - before >= least and bool(doubts[at] > doubts[at + 1]):
                 ends.append(at + 1)
                 begin = at + 1
-        groups: list[list[int]] = []  # the first shot, the number of shots, and of wrong ones
+        # The first shot, the number of shots, and of wrong ones. A group ends by a wrong decision,
+        # which is left out of its counts: else their ratio would be too large on average. The last
+        # group does not, and one wrong decision more is counted to be on the safe side.
+        groups: list[list[int]] = []
         for start, end in zip([0, *ends], [*ends, len(counts)], strict=True):
-            bad = counts[end - 1] - (counts[start - 1] if start else 0)
-            groups.append([start, end - start, bad])
+            bad = sum(counts[end - 1 : end]) - (counts[start - 1] if start else 0)
+            last = end == len(counts)
+            more, worse = (1, 1) if last else (-1, -int(wrong[end - 1]))
+            groups.append([start, end - start + more, bad + worse])
             # A group that is surer, but more often wrong, is one with that before it.
             while len(groups) > 1 and _right(groups[-1]) <= _right(groups[-2]):
                 _, more, worse = groups.pop()
                 groups[-1][1] += more
                 groups[-1][2] += worse
-        edges = shares[[group[0] for group in groups[1:]]]
-        return cls(edges, torch.tensor([_right(group) for group in groups]).to(shares))
+        edges = doubts[[group[0] for group in groups[1:]]]
+        chances = torch.tensor([_right(group) for group in groups], dtype=torch.float64)
+        sizes = torch.tensor([group[1] for group in groups])
+        errors = (chances * (1 - chances) / sizes).sqrt()
+        # Where no shot was right, nothing tells how rare right ones are.
+        errors = torch.where(chances > 0, errors, 1 / sizes)
+        return cls(edges, chances.to(doubts), errors.to(doubts), shots)
 
-    def confidence(self, shares: Tensor) -> Tensor:
-        """(*batch,) the confidence of shots of these shares; 0 where nothing was found."""
-        group = torch.bucketize(shares.contiguous(), self.shares.to(shares), right=True)
-        return torch.where(shares > 0, self.chances.to(shares)[group], 0.0)
+    def of_doubts(self, doubts: Tensor) -> tuple[Tensor, Tensor]:
+        """(*batch,) the confidence of shots of these doubts, and its standard error."""
+        group = torch.bucketize(-doubts.contiguous(), -self.doubts.to(doubts), right=True)
+        return self.chances.to(doubts)[group], self.standard_errors.to(doubts)[group]
 
 
-_WRONG = 20
-"""Wrong decisions of a group: its rate of them is known to about a quarter."""
+_SHOTS = 2000
+"""Shots that are simulated where no calibration is given."""
+_WRONG, _GROUPS = 20, 20
+"""Wrong decisions of a group, whose rate is then known to about a quarter; groups at most."""
 
 
 def _right(group: list[int]) -> float:
-    """A chance of right decisions that is not above their share, nor 1."""
+    """The share of right decisions in a group."""
     _, count, wrong = group
-    return (count - wrong) / (count + 1)
+    return (count - wrong) / count
+
+
+def _is_known(interval: tuple[Tensor, Tensor], shots: int) -> Tensor:
+    """(*batch,) whether the chance of a wrong decision is known to a tenth, or of ``1 / shots``."""
+    lower, upper = interval
+    return upper - lower <= 0.1 * torch.clamp(1 - upper, min=1 / shots)
 
 
 def _drawn(
@@ -345,6 +415,7 @@ class WindowDecoder:
         steps = parities.slots.steps.tolist()
         unary, syndrome = self.model.unary.cpu().unsqueeze(0), None
         dropped: Tensor | None = None
+        log_kept = 0.0
         begin, seen, lead = 0, -1, ()
         last = max(windows, default=0)  # without checks there is one window, which is empty
         for window in range(last + 1):
@@ -372,23 +443,42 @@ class WindowDecoder:
                     )
                 syndrome[:, places] = piece[None].flatten(0, -2)
             assert syndrome is not None
-            (logs,), lost = kept_cosets(
+            (logs,), lost, left = kept_cosets(
                 parities, unary, syndrome, self.keep, 1, -1, part=slice(begin, end),
                 carried=carried, bounded=True,
             )  # fmt: skip
             assert lost is not None
             dropped = lost if dropped is None else torch.logaddexp(dropped, lost)
+            log_kept = log_kept + left
             begin = end
-            kept = KeptCosets(logs.reshape(*lead, logs.shape[-1]), "lower", dropped.reshape(lead))
-            yield _decided(kept.log_cosets, parities.num_observables, kept.interval[0])
+            kept = KeptCosets(
+                logs.reshape(*lead, logs.shape[-1]), "lower", dropped.reshape(lead),
+                log_kept.reshape(lead),
+            )  # fmt: skip
+            yield _decided(kept.log_cosets, parities.num_observables, kept)
 
 
-def _decided(logs: Tensor, observables: int, lower: Tensor | None = None) -> Decoded:
-    """The most probable of log-masses (*batch, 2^observables); ``lower``: bounds on P(l | s)."""
+def _decided(logs: Tensor, observables: int, kept: KeptCosets | None = None) -> Decoded:
+    """The most probable of log-masses (*batch, 2^observables), exact or of kept states."""
     log_p, best = logs.logsumexp(-1), logs.max(-1)
     there = log_p > -torch.inf
-    share = torch.where(there, best.values - torch.where(there, log_p, 0.0), -torch.inf).exp()
-    chance = share if lower is None else lower.gather(-1, best.indices.unsqueeze(-1)).squeeze(-1)
+    scale = torch.where(there, log_p, 0.0)
+    share = torch.where(there, best.values - scale, -torch.inf).exp()
+    # The others are summed, since 1 - share rounds to 0.
+    others = logs.scatter(-1, best.indices.unsqueeze(-1), -torch.inf).logsumexp(-1)
+    doubt = torch.where(there, (others - scale).exp(), 1.0)
+    lower = upper = share
+    if kept is not None:
+        lower, upper = (
+            ends.gather(-1, best.indices.unsqueeze(-1)).squeeze(-1) for ends in kept.interval
+        )
+        part = torch.zeros_like(doubt) if kept.log_kept is None else kept.log_kept
+        doubt = torch.where(there, doubt * part.exp() - _ELSEWHERE * part.expm1(), 1.0)
     number = torch.where(there, best.indices, 0).unsqueeze(-1)
     bits = number >> torch.arange(observables, device=number.device) & 1
-    return Decoded(bits, chance, log_p, share)
+    return Decoded(bits, lower, log_p, share, doubt, (lower, upper), upper - lower)
+
+
+_ELSEWHERE = 0.05
+"""The part of the mass dropped that counts against a decision. On surface codes of d5 to d9 and the
+gross code, .02 to .1 tell wrong decisions from right ones about equally well, and others less."""

@@ -26,7 +26,7 @@ _FUNCTIONS = {
         "parity_sums": (4, 6, 0, 2),
         "parity_gradient": (5, 6, 0, 2),
         "parity_paths": (4, 7, 0, 2),
-        "parity_kept": (9, 11, 0, 2),
+        "parity_kept": (10, 11, 0, 2),
         "parity_messages": (11, 5, 1, 3),
         "parity_flood": (6, 3, 3, 2),
     },

@@ -206,29 +206,36 @@ def gross_code(rate: float, shots: int, keep: list[int]) -> None:
         print(f"  {name}: {int(wrong.sum())} errors of {shots}, {ms:.2f} ms")
 
 
-def reliability(distance: int, rounds: int, rate: float, shots: int, keep: int) -> None:
-    """Predicted and observed wrong decisions in each group of a calibrated confidence."""
-    code = circuit(distance, rounds, rate)
+def reliability(code: Any, name: str, shots: int, keep: int) -> None:
+    """Predicted and observed wrong decisions, by bins of the confidence that is reported."""
     model = rg.ParityModel.from_dem(code.detector_error_model())
-    draw = torch.Generator().manual_seed(0)
-    decoder = decoding.CosetDecoder(model, keep=keep).calibrated(shots, generator=draw)
+    decoder = decoding.CosetDecoder(model, keep=keep or None)
+    decoder = decoder.calibrated(shots, generator=torch.Generator().manual_seed(0))
     events, flips = code.compile_detector_sampler(seed=7).sample(shots, separate_observables=True)
     found = decoder.decode_observables(events.astype(np.uint8))
-    wrong = torch.tensor(flips) != found.observables.bool()
-    print(f"d{distance} r{rounds} p={rate}, {keep} states, {shots} shots to measure and to try")
-    worst = 0.0
-    for level in found.confidence.unique():
-        some = found.confidence == level
-        count, seen = int(some.sum()), int(wrong[some].any(1).sum())
-        expected = count * (1 - float(level))
-        # Both counts vary: those of the calibration, and those of these shots.
-        away = (seen - expected) / math.sqrt(2 * expected * float(level))
-        worst = max(worst, abs(away))
+    wrong = (torch.tensor(flips) != found.observables.bool()).any(1)
+    print(f"{name}, {keep or 'all'} states, {shots} shots to measure and {shots} to try")
+    chance = 1 - found.confidence
+    edges = torch.tensor([1e-6, 1e-5, 1e-4, 1e-3, 3e-3, 1e-2, 3e-2, 0.1, 0.3], dtype=torch.float64)
+    place, worst, bins = torch.bucketize(chance, edges), 0.0, 0
+    for number in place.unique():
+        some = place == number
+        predicted, seen = float(chance[some].sum()), int(wrong[some].sum())
+        # The count of these shots varies, and so does each confidence that was measured.
+        levels, which = found.confidence[some].unique(return_inverse=True)
+        measured = torch.zeros_like(levels).index_add_(0, which, found.standard_error[some])
+        spread = math.sqrt(predicted + float(measured.square().sum()))
+        away = (seen - predicted) / max(spread, 1e-9)
+        worst, bins = max(worst, abs(away)), bins + 1
+        ends = f"{float(chance[some].min()):.2g} to {float(chance[some].max()):.2g}"
         print(
-            f"  {float(level):.5f}: {count} shots, {seen} wrong, {expected:.1f} expected, "
+            f"  {ends}: {int(some.sum())} shots, {predicted:.1f} predicted, {seen} wrong, "
             f"{away:+.1f} sigma"
         )
-    print(f"  {int(wrong.any(1).sum())} wrong; the farthest group is {worst:.1f} sigma away")
+    print(
+        f"  in all {float(chance.sum()):.1f} predicted, {int(wrong.sum())} wrong; the farthest of "
+        f"{bins} bins is {worst:.1f} sigma away"
+    )
 
 
 def codes(distance: int, rounds: int, rate: float, shots: int, keep: list[int]) -> None:
@@ -404,7 +411,7 @@ if __name__ == "__main__":
     parser.add_argument("--rounds", type=int)
     parser.add_argument("--rate", type=float, default=0.01)
     parser.add_argument("--shots", type=int, default=2000)
-    parser.add_argument("--keep", type=int, nargs="+", default=[60])
+    parser.add_argument("--keep", type=int, nargs="+", default=[60], help="0: exact (reliability)")
     parser.add_argument("--gross", action="store_true")
     parser.add_argument("--reliability", action="store_true")
     parser.add_argument("--messages", action="store_true")
@@ -414,10 +421,13 @@ if __name__ == "__main__":
     given = parser.parse_args()
     torch.set_num_threads(1)
     rounds = given.rounds or given.distance
-    if given.gross:
+    if given.gross and not given.reliability:
         gross_code(given.rate, given.shots, given.keep)
     elif given.reliability:
-        reliability(given.distance, rounds, given.rate, given.shots, given.keep[0])
+        code, name = circuit(given.distance, rounds, given.rate), f"d{given.distance} r{rounds}"
+        if given.gross:
+            code, name = gross_circuit(given.rate), "gross"
+        reliability(code, f"{name} p={given.rate}", given.shots, given.keep[0])
     elif given.damping:
         damping(given.shots)
     elif given.learned:

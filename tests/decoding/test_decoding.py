@@ -110,10 +110,11 @@ def test_one_window_is_the_whole():
     whole = decoding.CosetDecoder(model, keep=6).decode_observables(syndromes)
     [(decoded, _)] = in_windows(model, torch.zeros(12).long(), syndromes, keep=6)
     torch.testing.assert_close(decoded.log_probability, whole.log_probability)
-    torch.testing.assert_close(decoded.confidence, whole.confidence)
+    torch.testing.assert_close(decoded.interval, whole.interval)
+    torch.testing.assert_close(decoded.doubt, whole.doubt)
 
 
-def test_confidence_of_kept_states_is_a_lower_bound():
+def test_intervals_hold_the_chances_of_decisions():
     model = memory(4, 5, 0.08)
     syndromes = shots_of(model, 200)[0]
     syndromes[::7, 3] = -1
@@ -122,10 +123,13 @@ def test_confidence_of_kept_states_is_a_lower_bound():
         decoder = decoding.CosetDecoder(model, keep=keep)
         found = decoder.decode_observables(syndromes)
         right = chances.gather(1, found.observables).squeeze(1)
-        assert bool((found.confidence <= right + 1e-12).all())
-        assert bool((found.confidence <= found.share + 1e-12).all())
+        lower, upper = found.interval
+        assert bool(((lower <= right + 1e-12) & (right <= upper + 1e-12)).all())
+        assert bool((lower <= found.share + 1e-12).all())
+        # Erased checks make shots unlike those that are simulated: they have the lower end.
+        assert torch.equal(found.confidence[::7], lower[::7])
         assert torch.equal(decoder.decide(syndromes), found.observables)
-    assert found.confidence.mean() > 0.5
+    assert lower.mean() > 0.5
 
 
 def test_confidence_of_windows_is_a_lower_bound_on_what_is_known():
@@ -157,12 +161,63 @@ def test_calibrated_confidence_is_that_of_shots():
         error = (level * (1 - level) * (1 / some.sum() + 1 / some.sum())).sqrt()
         assert (right[some].mean() - level).abs() < 4 * error + 1 / some.sum()
     assert float(found.confidence.max()) <= 1 - 1 / 8001
-    sure = rg.ParityModel.from_rates([[1, 1]], [1e-9, 1e-9], observables=[[1, 0]])
-    quiet = decoding.CosetDecoder(sure, keep=1).calibrated(9, generator=draw)
-    decoded = quiet.decode_observables([[0]])
-    torch.testing.assert_close(decoded.confidence, torch.full_like(decoded.confidence, 0.9))
     exact = decoding.CosetDecoder(model)
     assert exact.calibrated(5) is exact
+
+
+def test_confidence_of_kept_states_is_true_without_being_asked():
+    """The default simulates shots once; its doubts tell right decisions from wrong ones."""
+    model = memory(5, 6, 0.06)
+    decoder = decoding.CosetDecoder(model, keep=3)
+    syndromes, truth = shots_of(model, 6000, seed=5)
+    found = decoder.decode_observables(syndromes)
+    wrong = (found.observables != truth).any(1)
+    for group in found.confidence.sort().indices.split(1000):
+        predicted = (1 - found.confidence[group]).sum()
+        # The counts vary, and so does the confidence, by its standard error in a whole group.
+        spread = (predicted + found.standard_error[group].sum() ** 2).sqrt()
+        assert (wrong[group].sum() - predicted).abs() < 3.5 * spread
+    again = decoding.CosetDecoder(model, keep=3).decode_observables(syndromes[:50])
+    assert torch.equal(again.confidence, found.confidence[:50])  # batch or not, and always the same
+    single = decoder.decode_observables(syndromes[7])
+    assert torch.equal(single.confidence, found.confidence[7])
+    assert bool((found.standard_error > 0).all())
+
+
+def test_what_is_known_needs_no_simulated_shots():
+    model = memory(4, 5, 0.08)
+    syndromes = shots_of(model, 100)[0]
+    exact = decoding.CosetDecoder(model).decode_observables(syndromes)
+    few = decoding.CosetDecoder(model, keep=512).decode_observables(syndromes)
+    torch.testing.assert_close(few.confidence, exact.confidence)
+    torch.testing.assert_close(few.doubt, 1 - exact.confidence)
+    assert float(few.standard_error.max()) < 1e-12
+    sure = rg.ParityModel.from_rates([[1, 1]], [1e-9, 1e-9], observables=[[1, 0]])
+    quiet = decoding.CosetDecoder(sure, keep=1).calibrated(9).decode_observables([[0]])
+    assert torch.equal(quiet.confidence, quiet.interval[0])
+    assert float(quiet.doubt) < 1e-8
+
+
+def test_doubts_count_what_was_dropped():
+    """The share of the decision in what was kept tells less than with an estimate of the rest."""
+    model = memory(5, 20, 0.03)
+    syndromes, truth = shots_of(model, 3000)
+    found = decoding.CosetDecoder(model, keep=3).decode_observables(syndromes)
+    wrong = (found.observables != truth).any(1)
+
+    def told_apart(doubts):
+        ranks = doubts.argsort().argsort().double()
+        count = int(wrong.sum())
+        best = count * (len(ranks) - count)
+        return (ranks[wrong].sum() - count * (count - 1) / 2) / best
+
+    assert told_apart(found.doubt) > told_apart(1 - found.share) + 0.02
+    kept = model.condition(syndromes).kept(3)
+    part = (kept.log_partition - model.condition(syndromes).log_partition()).exp()
+    assert torch.corrcoef(torch.stack([kept.log_kept.exp(), part]))[0, 1] > 0.7
+    assert (kept.log_kept <= 0).all()
+    everything = model.condition(syndromes[:5]).kept(10**4)
+    assert everything.log_kept.tolist() == [0] * 5
 
 
 def test_kept_states_are_those_that_later_checks_explain():

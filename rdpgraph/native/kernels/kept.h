@@ -56,7 +56,8 @@ struct Tape {
 
 // The states of largest rank: mass times the estimate of what is ahead. With a seed the others are
 // sampled in proportion to their rank, and weighted by the inverse probability; else the bounds on
-// what is ahead of them are summed.
+// what is ahead of them are summed. Without a seed, states of a tiny share of all ranks are dropped
+// too once there are more than can be kept: where the syndrome leaves little doubt, few are swept.
 template <int N> struct Kept {
   // A factor of each state, a product over the open checks, and that of the state which an error makes.
   struct Factors {
@@ -106,8 +107,13 @@ template <int N> struct Kept {
   Factors estimate, bound;
   double logs = 0, log_bound = 0;         // of the scales of masses, and of bounds
   double lost = 0, by_bound = 0, by_sum = 0;  // the bound on what was dropped; factors of its parts
+  double log_left = 0;                        // the estimate of the part of P(s) that was kept
   std::vector<int32_t> table;
   bool stale = true;
+  bool crowded = false;  // there were more states than can be kept
+  // The share of all ranks below which a state is dropped then. On the gross code at .4%, 1e-6 takes
+  // 240 states to a tenth of the time, and 1e-4 decides worse. It is well below the mean share.
+  double tiny = 0;
   uint64_t state = 0;
   Tape* tape = nullptr;
 
@@ -169,11 +175,24 @@ template <int N> struct Kept {
       return;
     }
     index();
-    double least = 0;
-    if (int64_t(count) >= most) {
-      least = kFar;
-      for (size_t i = 0; i < count; ++i) least = std::min(least, mass[i] * estimate.own[i]);
+    // `least`: the rank that a new state needs; `stay`, `gone`: the sums of ranks kept and dropped.
+    double least = 0, stay = 0, gone = 0;
+    size_t faint = 0;
+    crowded |= int64_t(count) >= most;
+    if (crowded) {
+      double lowest = kFar;
+      ranks.resize(count);
+      for (size_t i = 0; i < count; ++i) {
+        ranks[i] = mass[i] * estimate.own[i];
+        lowest = std::min(lowest, ranks[i]), stay += q * ranks[i];
+      }
+      if (int64_t(count) >= most) least = lowest;
+      if (!sampled) {
+        least = std::max(least, tiny * stay);
+        for (double rank : ranks) faint += q * rank < tiny * stay;
+      }
     }
+    const double limit = tiny * stay;
     double sum = sampled ? uniform() : 0;
     for (size_t i = 0; i < count; ++i) {
       Key<N> other = keys[i];
@@ -193,17 +212,21 @@ template <int N> struct Kept {
       mass[i] *= q;
       const double rank = added * estimate.flipped[i];
       if (rank < least || !(rank > 0)) {
+        gone += rank;
         if (bounded) lost += dropped(added, bound.flipped[i]);
         if (!sampled || !(rank > 0) || (sum += rank / least) < 1) continue;
         sum -= 1, factor = least / rank, added *= factor;
       }
+      stay += rank;
       if (tape) tape->add(i, factor);
       keys.push_back(other), mass.push_back(added);
       estimate.own.push_back(estimate.flipped[i]);
       if (bounded) bound.own.push_back(bound.flipped[i]);
       table[at] = keys.size();
     }
+    if (gone > 0) log_left -= std::log1p(gone / stay);
     if (q == 0) drop([&](size_t i) { return mass[i] > 0; });
+    if (4 * faint > count) drop_below(limit);
     if (int64_t(keys.size()) > most + most / 2) prune(sampled);
   }
 
@@ -223,6 +246,19 @@ template <int N> struct Kept {
     if (bounded) bound.own.resize(kept);
   }
 
+  // Drops states of ranks below a limit, of which the first `ties` at the limit stay.
+  void drop_below(double limit, int64_t ties = std::numeric_limits<int64_t>::max()) {
+    double stay = 0, gone = 0;
+    drop([&](size_t i) {
+      const double rank = mass[i] * estimate.own[i];
+      const bool stays = rank > limit || (rank == limit && ties-- > 0);
+      (stays ? stay : gone) += rank;
+      if (!stays && bounded) lost += dropped(mass[i], bound.own[i]);
+      return stays;
+    });
+    if (gone > 0) log_left -= std::log1p(gone / stay);
+  }
+
   void prune(bool sampled) {
     const size_t count = keys.size();
     ranks.resize(count);
@@ -234,11 +270,7 @@ template <int N> struct Kept {
       limit = sorted[most];
       int64_t ties = most;  // how many of rank `limit` stay
       for (double rank : ranks) ties -= rank > limit;
-      return drop([&](size_t i) {
-        const bool stays = ranks[i] > limit || (ranks[i] == limit && ties-- > 0);
-        if (!stays && bounded) lost += dropped(mass[i], bound.own[i]);
-        return stays;
-      });
+      return drop_below(limit, ties);
     }
     // Chances min(1, rank / limit) that sum to what is kept (Fearnhead and Clifford 2003).
     std::sort(sorted.begin(), sorted.end());
@@ -272,7 +304,7 @@ template <int N> struct Kept {
     }
     ahead.estimate(w, s, h);
     if (bounded) ahead.bounds(w, s);
-    lost = log_bound = 0;
+    lost = log_bound = log_left = 0, crowded = false;
     estimate.own.assign(keys.size(), 1.0), bound.own.assign(keys.size(), 1.0);
     for (int64_t slot = 0; slot < 64 * N; ++slot) {
       const int64_t c = ahead.open[slot];
@@ -287,9 +319,24 @@ template <int N> struct Kept {
 
   // Masses and keys before the first step, and after the last, in `carried` if it is given: their
   // number, the logarithm of their scale, the erased checks, and each with its mass. `missing`: the
-  // logarithm of the bound on what was dropped.
+  // logarithm of the bound on what was dropped. `left`: that of the estimate of what was kept.
   void run(int64_t item, int64_t row, uint64_t seed, bool sampled, double* out, double* missing,
-           int64_t* carried) {
+           double* left, int64_t* carried) {
+    // Where the estimate of what is ahead was sure of states that nothing explains, none is left at
+    // the end. Then states of tiny shares are needed, and the sweep begins again with them.
+    std::vector<int64_t> before;
+    if (carried) before.assign(carried, carried + 2 + N + (most + most / 2) * (N + 1));
+    tiny = std::min(1e-6, 0.01 / double(most));
+    sweep_once(item, row, seed, sampled, out, missing, left, carried);
+    if (sampled || !keys.empty() || !crowded) return;
+    if (carried) std::copy(before.begin(), before.end(), carried);
+    if (tape) *tape = Tape{};
+    tiny = 0;
+    sweep_once(item, row, seed, sampled, out, missing, left, carried);
+  }
+
+  void sweep_once(int64_t item, int64_t row, uint64_t seed, bool sampled, double* out,
+                  double* missing, double* left, int64_t* carried) {
     const double* w = p.weights + item * p.stride;
     const int8_t* s = p.syndrome + item * p.checks;
     Key<N> dead{};
@@ -342,6 +389,7 @@ template <int N> struct Kept {
       *missing = lost == 0 ? -kFar : std::log(lost) + ahead.log_most();
       if (!(lost >= 0)) *missing = kFar;  // nothing is known
     }
+    if (left) *left = log_left;
     if (!out) return;
     const int64_t cosets = int64_t(1) << seen;
     std::fill(out, out + cosets, 0.0);
@@ -356,7 +404,7 @@ template <int N> struct Kept {
     Tape steps;
     std::vector<double> out(int64_t(1) << seen), bar;
     tape = &steps;
-    run(item, row, seed, sampled, nullptr, nullptr, nullptr);
+    run(item, row, seed, sampled, nullptr, nullptr, nullptr, nullptr);
     auto coset = [&](size_t i) { return seen ? keys[i][N - 1] >> (64 - seen) : 0; };
     for (size_t i = 0; i < keys.size(); ++i) out[coset(i)] += mass[i];
     for (size_t i = 0; i < keys.size(); ++i)
@@ -368,12 +416,13 @@ template <int N> struct Kept {
 };
 
 // out: (replicates, items, cosets), or what is pulled there if gradients are wanted. missing: (items)
-// bounds on what was dropped, or null. With a seed below 0 none is sampled. open: (slots) the checks
+// bounds on what was dropped, or null; left: (replicates, items) estimates of the part that was kept,
+// which mean something where none is sampled. With a seed below 0 none is sampled. open: (slots) the checks
 // that are open before the first step; the first `sweep` steps are swept.
 template <int N>
 void kept_states(const Parity& p, const uint64_t* masks, const int64_t* open, double* out,
-                 double* missing, int64_t* carried, double* grads, int64_t most, int64_t seen,
-                 int64_t replicates, int64_t seed, int64_t sweep, int threads) {
+                 double* missing, double* left, int64_t* carried, double* grads, int64_t most,
+                 int64_t seen, int64_t replicates, int64_t seed, int64_t sweep, int threads) {
   const int64_t room = 2 + N + (most + most / 2) * (N + 1), size = p.stride ? 0 : 2 * p.columns;
   const bool sampled = seed >= 0;
   if (!grads)
@@ -381,7 +430,8 @@ void kept_states(const Parity& p, const uint64_t* masks, const int64_t* open, do
       Kept<N> kept(p, masks, open, most, seen, sweep, missing && !sampled);
       for (int64_t row = a; row < b; ++row)
         kept.run(row % p.batch, row, uint64_t(seed), sampled, out + (row << seen),
-                 kept.bounded ? missing + row : nullptr, carried ? carried + row * room : nullptr);
+                 kept.bounded ? missing + row : nullptr, left + row,
+                 carried ? carried + row * room : nullptr);
     });
   by_items(p.batch, threads, [&](int64_t a, int64_t b) {
     Kept<N> kept(p, masks, open, most, seen, sweep, false);

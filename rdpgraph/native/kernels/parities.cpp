@@ -29,7 +29,7 @@ void parity_paths(PARITY_GIVEN, uint8_t* found, PARITY_SIZES, int64_t draws, int
 }
 
 void parity_kept(PARITY_GIVEN, const uint64_t* masks, const int64_t* open, double* out,
-                 double* missing, int64_t* carried, double* grads, PARITY_SIZES, int64_t words,
+                 double* missing, double* left, int64_t* carried, double* grads, PARITY_SIZES, int64_t words,
                  int64_t most, int64_t seen, int64_t replicates, int64_t seed, int64_t sweep,
                  int best, int threads) {
   PARITY;
@@ -37,7 +37,7 @@ void parity_kept(PARITY_GIVEN, const uint64_t* masks, const int64_t* open, doubl
                    : words == 2 ? kept_states<2>
                    : words <= 4 ? kept_states<4>
                                 : kept_states<8>;
-  run(p, masks, open, out, missing, carried, grads, most, seen, replicates, seed, sweep, threads);
+  run(p, masks, open, out, missing, left, carried, grads, most, seen, replicates, seed, sweep, threads);
 }
 
 void parity_messages(const int64_t* starts, const int64_t* edges, const int64_t* columns,

@@ -35,6 +35,10 @@ class KeptCosets:
     # dropped states together may add to P(s), so that log P(s) is at most
     # logaddexp(log_partition, log_dropped).
     log_dropped: Tensor | None = None
+    # (*batch,) nats, if nothing is sampled: the logarithm of an estimate of the part of P(s) that
+    # was kept. It is the product, over the steps, of the part that the kept states have of the
+    # masses times the estimates of what is ahead of them.
+    log_kept: Tensor | None = None
     # (*batch, 2^observables) of `log_cosets`, nats, as of `Replicates`: +inf for fewer than four
     # that found mass, no less than the distance to what more states keep. None for one replicate.
     standard_error: Tensor | None = None
@@ -86,10 +90,11 @@ def kept_cosets(
     parities: Parities, unary: Tensor, syndrome: Tensor, states: int, replicates: int, seed: int,
     *, part: slice = slice(None), carried: Tensor | None = None, zeros: Tensor | None = None,
     bounded: bool = False,
-) -> tuple[Tensor, Tensor | None]:  # fmt: skip
+) -> tuple[Tensor, Tensor | None, Tensor]:  # fmt: skip
     """(replicates, B, 2^observables) log-masses over kept states; compiled only.
 
-    Also, if ``bounded``, (B,) upper bounds on the log-mass that the dropped states may have added.
+    Also, if ``bounded``, (B,) upper bounds on the log-mass that the dropped states may have added;
+    and (replicates * B,) estimates of the log of the part of P(s) that is kept, if none is sampled.
     States are dropped if ``seed`` is below 0, else sampled. States are compared by their masses
     times an estimate of what is ahead: belief propagation on the checks that are not closed yet. A
     part of the steps goes on with the states carried from that before it, `no_states` at first, and
@@ -115,15 +120,17 @@ def kept_cosets(
     require_room(threads * states * (160.0 + 48.0 * slots.masks.shape[1]), f"{states} kept states")
     numbers = states, parities.num_observables, replicates, seed, end - begin, 0, threads
     lost = weights.new_full((len(syndrome),), -math.inf) if bounded and seed < 0 else None
+    left = weights.new_zeros(replicates * len(syndrome)).detach()
     masses: Any = _Kept.apply(
-        weights, syndrome.contiguous(), steps, slots.masks, numbers, (open_before, lost, carried)
-    )
+        weights, syndrome.contiguous(), steps, slots.masks, numbers,
+        (open_before, lost, left, carried),
+    )  # fmt: skip
     later = slots.steps[end:]
     later = weights[:, later[later[:, 0] == FLIP, 2]].sum(-1).log().sum(-1)
     scale = (missing + later).unsqueeze(-1)
     if lost is not None:  # rounding in the bound is less than its last term
         lost = lost + scale.detach()[:, 0] + _ROUNDING
-    return masses + scale, lost
+    return masses + scale, lost, left
 
 
 def _horizon(slots: Slots, begin: int, end: int) -> tuple[Tensor, int]:
@@ -152,11 +159,11 @@ class _Kept(torch.autograd.Function):
         ctx: Any, weights: Tensor, syndrome: Tensor, steps: Tensor, masks: Tensor,
         numbers: tuple[Any, ...], beside: tuple[Any, ...],
     ) -> Tensor:  # fmt: skip
-        open_before, lost, carried = beside
+        open_before, lost, left, carried = beside
         ctx.given = syndrome, steps, masks, numbers, open_before
         ctx.save_for_backward(weights)
         out = weights.new_empty(numbers[2], len(syndrome), 2 ** numbers[1])
-        _call_kept(weights, *ctx.given, out=out, lost=lost, carried=carried)
+        _call_kept(weights, *ctx.given, out=out, lost=lost, left=left, carried=carried)
         return out
 
     @staticmethod
@@ -171,12 +178,12 @@ class _Kept(torch.autograd.Function):
 
 def _call_kept(
     weights: Tensor, syndrome: Tensor, steps: Tensor, masks: Tensor, numbers: tuple[Any, ...],
-    open_before: Tensor, *, out: Tensor, lost: Tensor | None = None, carried: Tensor | None = None,
-    grads: Tensor | None = None,
+    open_before: Tensor, *, out: Tensor, lost: Tensor | None = None, left: Tensor | None = None,
+    carried: Tensor | None = None, grads: Tensor | None = None,
 ) -> None:  # fmt: skip
     weights, (batch, checks) = weights.contiguous(), syndrome.shape
     columns = weights.shape[1]
-    tensors = steps, weights, syndrome, masks, open_before, out, lost, carried, grads
+    tensors = steps, weights, syndrome, masks, open_before, out, lost, left, carried, grads
     library.function("parity_kept")(
         *(None if part is None else part.data_ptr() for part in tensors),
         len(steps), 0 if len(weights) == 1 else 2 * columns, checks, columns, batch,

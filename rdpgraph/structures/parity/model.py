@@ -256,7 +256,9 @@ class ParityModel(Structure):
         States are compared by their masses times an estimate of what is ahead of them: belief
         propagation on the checks that are not closed yet, for each syndrome. Without replicates the
         others are dropped, for a lower bound, and ``log_dropped`` bounds what they might have
-        added; ``interval`` has the ends that hold P(l | s) for certain. With replicates they are
+        added; ``interval`` has the ends that hold P(l | s) for certain, and ``log_kept`` estimates
+        the part of P(s) that was kept. Once some are dropped, so are those that have less than a
+        millionth of all masses times estimates: easy shots take less time. With replicates they are
         sampled (Fearnhead and Clifford 2003): P(s, l) is unbiased in each, and so are its gradients
         (of P, not log P). O(errors x states) for a shot and replicate, however many checks are
         open. Needs the compiled library. The gradient in `unary` of the log of P(s) is P(e | s)
@@ -278,8 +280,8 @@ class ParityModel(Structure):
         zeros = self._zero_rows()
         seed = int(torch.randint(2**62, (), generator=generator)) if replicates else -1
 
-        def masses(states: int, replicates: int, seed: int) -> tuple[Tensor, Tensor | None]:
-            logs, lost = kept_cosets(
+        def masses(states: int, replicates: int, seed: int) -> tuple[Tensor, Tensor | None, Tensor]:
+            logs, lost, left = kept_cosets(
                 self.checks,
                 unary.cpu(),
                 syndrome.cpu(),
@@ -290,12 +292,14 @@ class ParityModel(Structure):
                 bounded=bounded,
             )
             logs = logs.to(self.unary).reshape(len(logs), *self.batch_shape, logs.shape[-1])
-            return logs, None if lost is None else lost.to(self.unary).reshape(self.batch_shape)
+            if lost is not None:
+                lost = lost.to(self.unary).reshape(self.batch_shape)
+            return logs, lost, left.to(self.unary)
 
         # Without replicates what is kept is a lower bound of P(s, l).
-        logs, lost = masses(states, max(replicates, 1), seed)
+        logs, lost, left = masses(states, max(replicates, 1), seed)
         if not replicates:
-            return KeptCosets(logs[0], "lower", lost)
+            return KeptCosets(logs[0], "lower", lost, left.reshape(self.batch_shape))
         least = torch.full_like(logs[0], -math.inf)
         with torch.no_grad(), suppress(BudgetError):
             least = masses(states * min(replicates, WIDER), 1, -1)[0][0]
