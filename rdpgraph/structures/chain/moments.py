@@ -2,8 +2,8 @@
 
 Of tables, and of operators whose scores are sums of parameters, these are means over derivations of
 the rules. The means by messages stay for ranks, and for bands beside low rank: a derivation goes by
-one rank, so that the entropy of derivations is above that of sequences. Without a compiled library
-they are also those of tables.
+one rank, so that the entropy of derivations is above that of sequences. With one rank these read
+the pairs of states within bands alone. Without a compiled library they are also those of tables.
 """
 
 import math
@@ -16,6 +16,7 @@ from torch.utils.checkpoint import checkpoint
 from rdpgraph._core import tuning
 from rdpgraph.logspace.gradients import ONCE, by_autograd, expectations, mean_scores, once
 from rdpgraph.logspace.logmatrix import LogMatrix, finite, log_products, soft_sum
+from rdpgraph.model.potentials.operators import Banded
 from rdpgraph.structures.chain import entropies, recursion, rules
 from rdpgraph.structures.chain.factors import inside, masked, peak, steps_of
 from rdpgraph.structures.chain.recursion import Messages
@@ -208,6 +209,10 @@ def _log_ratios(parts: ChainTensors | RankTensors, sent: Messages) -> Tensor:
 def _pair_means(parts: ChainTensors | RankTensors, sent: Messages, chances: Tensor) -> Tensor:
     """(B, T - 1) the means of log-values of neighbours, with 0 in place of -inf."""
     link, before, after = parts[1], sent.log_forward[:, :-1], chances[:, 1:]
+    if isinstance(link, OperatorSteps):
+        potential = link.potential
+        if isinstance(potential, Banded) and potential.rest is not None and potential.maximises:
+            return _band_means(potential, before, chances)
     states = width = before.shape[2]
     sums = None
     if isinstance(link, RankSteps):
@@ -236,6 +241,40 @@ def _pair_means(parts: ChainTensors | RankTensors, sent: Messages, chances: Tens
         again = width < states and torch.is_grad_enabled()
         part: Tensor = checkpoint(means, here, use_reentrant=False) if again else means(here)  # pyright: ignore
         total = total + part
+    return total
+
+
+def _band_means(potential: Banded, before: Tensor, chances: Tensor) -> Tensor:
+    """`_pair_means` of bands beside a rest of one rank, in O(T N D).
+
+    The value of a pair (i, j) is l_i + r_j, and that of a pair within a band w_ij instead. So with
+    the probabilities p_ij of pairs within bands, which the messages give,
+
+        E = sum_ij p_ij w_ij + sum_i (p_i - sum_j p_ij) l_i + sum_j (p_j - sum_i p_ij) r_j.
+
+    Given the forward messages ``before`` every step but the first, (B, T - 1, N), and the
+    probabilities of all states, (B, T, N).
+    """
+    rest, offsets = potential.rest, potential.offsets
+    assert rest is not None
+    states = before.shape[2]
+    leaving, entering = chances[:, :-1], chances[:, 1:]
+    # p_ij = p_j exp(f_i + w_ij - a_j), where a_j is the log-sum of f_i + w_ij over all i.
+    arriving = potential.sums(before)
+    reached = (entering > 0) & (arriving.detach() > -math.inf)
+    share = torch.where(reached, entering, 0.0), torch.where(reached, arriving, 0.0)
+    total = torch.zeros_like(before[..., 0])
+    place = torch.arange(states, device=before.device)
+    for offset, within in zip(offsets, potential.largest.unbind(-1), strict=True):
+        there = (place + offset >= 0) & (place + offset < states)
+        weight, level = (part.roll(-offset, -1) for part in share)
+        likely = there & (weight.detach() > 0)
+        logs = torch.where(likely, before + within - level, -math.inf)
+        pairs = torch.where(likely, weight, 0.0) * logs.exp()
+        total = total + (pairs * finite(within.detach())).sum(-1)
+        leaving, entering = leaving - pairs, entering - pairs.roll(offset, -1)
+    for left, side in ((leaving, rest.log_left), (entering, rest.log_right)):
+        total = total + (left * finite(side.detach().squeeze(-1))).sum(-1)
     return total
 
 

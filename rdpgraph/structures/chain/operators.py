@@ -17,6 +17,9 @@ step are A sites of B states, of which a sequence uses one: with the factors l a
 """
 
 import functools
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -28,6 +31,9 @@ from rdpgraph.model.potentials.operators import Banded, Monarch
 from rdpgraph.recurrences import declaration, executor
 from rdpgraph.recurrences.program import Program
 from rdpgraph.recurrences.recurrence import Bound
+from rdpgraph.structures.chain import logs
+from rdpgraph.structures.chain.factors import inside, masked
+from rdpgraph.structures.chain.rules import rows_made
 from rdpgraph.structures.chain.steps import OperatorSteps, Steps
 
 _PARTS = ("band", "left", "right")
@@ -58,7 +64,7 @@ def log_partition(unary: Unary, steps: Tensor | Steps, lengths: Lengths) -> LogZ
 def best_states(unary: Unary, steps: Tensor | Steps, lengths: Lengths) -> Paths:
     """The states (B, T) of one best sequence of each item, as `decode.best_states`."""
     bound = _bound(unary, steps, lengths, maxima=True)
-    if _is_banded(steps):
+    if is_banded(steps):
         return bound.states_of("unary", None, None)[0][0]
     return _states_read(bound.entries_of("unary", None, None)[0], unary, bound, 1)[0]
 
@@ -73,7 +79,7 @@ def k_best(unary: Unary, steps: Tensor | Steps, lengths: Lengths, k: int) -> Pat
         return None
     wide = OperatorSteps(steps.potential.replaced([part.double() for part in steps.sides]))
     bound = _bound(unary.double(), wide, lengths, maxima=True)
-    if _is_banded(steps):
+    if is_banded(steps):
         return bound.k_best_states_of("unary", k)[0]
     return _states_read(bound.k_best_entries_of("unary", k)[0], unary, bound, k)
 
@@ -92,12 +98,40 @@ def draw(
 ) -> Paths:  # fmt: skip
     """Independent exact draws (count, B, T), as `paths.draw`."""
     bound = _bound(unary, steps, lengths, maxima=False)
-    if _is_banded(steps):
+    if is_banded(steps):
         return bound.states_of("unary", count, generator)[0]
     return _states_read(bound.entries_of("unary", count, generator)[0], unary, bound, count)
 
 
-def _is_banded(steps: Tensor | Steps) -> bool:
+def forward(unary: Unary, steps: Tensor | Steps, lengths: Lengths) -> Unary:
+    """(B, T, N) the forward messages of bands, up to a constant in each row; differentiable."""
+    total = unary.shape[1]
+    given = _given(steps, maxima=False)
+    assert isinstance(given.potential, Banded)
+    potential, rest = given.potential, given.potential.rest
+    # The rules write a row as a whole: states that no offset leads to have a term of -inf.
+    absent = [] if rest else [unary.new_full((1, unary.shape[2]), -math.inf)]
+    inputs = [masked(unary, lengths), *given.by_item(), *absent]
+    whole = torch.full((len(unary),), total, device=unary.device)
+
+    def again(unary: Tensor, *inputs: Tensor) -> Tensor:
+        # What is the same for all states has no gradient, and is taken as it was given.
+        parts = [
+            one if alike else part.reshape(one.shape)
+            for one, part, alike in zip(potential.tensors, inputs, given.alike, strict=False)
+        ]
+        return logs.forward(unary, OperatorSteps(potential.replaced(parts)), whole)
+
+    sizes = {"T": total, "N": unary.shape[2], **({"K": rest.rank} if rest else {})}
+    program = _bands(potential.offsets, given.kinds, written=True)
+    tracked = torch.is_grad_enabled() and any(part.requires_grad for part in inputs)
+    up = executor.run_up(program, inputs, {"lengths": total}, sizes, best=False, keep=tracked)
+    rows = rows_made(up, "a", again, inputs)
+    return torch.where(inside(lengths, total).unsqueeze(2), rows, -math.inf)
+
+
+def is_banded(steps: Tensor | Steps) -> bool:
+    """Return whether the transitions are bands, beside a rest or not."""
     return isinstance(steps, OperatorSteps) and isinstance(steps.potential, Banded)
 
 
@@ -120,19 +154,46 @@ def _bound(unary: Unary, steps: Tensor | Steps, lengths: Lengths, *, maxima: boo
         left, right = potential.tensors
         given = {"unary": unary.unflatten(2, left.shape[:2]), "left": left, "right": right}
         return Bound(_blocks(), {**given, "lengths": lengths}, checked=True)
+    own = _given(steps, maxima=maxima)
+    assert isinstance(potential, Banded)
+    program = _bands(potential.offsets, own.kinds)
+    parts = dict(zip(_PARTS, own.parts, strict=False))
+    return Bound(program, {"unary": unary, "lengths": lengths, **parts}, checked=True)
+
+
+@dataclass(frozen=True, eq=False)
+class _Given:
+    """The parameters of bands as their rules read them."""
+
+    potential: Banded
+    parts: Sequence[Tensor]  # those that are the same for all states without their dim of states
+    each: Sequence[bool]  # for each parameter, whether every step has its own
+    alike: Sequence[bool]  # and whether it is the same for all states
+
+    @property
+    def kinds(self) -> tuple[tuple[str, bool, bool], ...]:
+        """What `_bands` is told of each part."""
+        return tuple(zip(_PARTS, self.each, self.alike, strict=False))
+
+    def by_item(self) -> list[Tensor]:
+        """The parts with a dim of items, of size 1 where all items share one."""
+        pairs = zip(self.parts, self.each, strict=True)
+        return [part if every else part.unsqueeze(0) for part, every in pairs]
+
+
+def _given(steps: Tensor | Steps, *, maxima: bool) -> _Given:
+    assert isinstance(steps, OperatorSteps)
+    potential = steps.potential
     assert isinstance(potential, Banded)
     tensors = potential.tensors
     if maxima and potential.rest is not None:
         tensors = (potential.largest, *tensors[1:])
-    given, kinds = dict[str, Tensor](), list[tuple[str, bool, bool]]()
-    for name, part in zip(_PARTS, tensors, strict=False):
-        # A part that is the same for all states is read once a step; one with a gradient has an
-        # entry for each state.
-        alike = part.stride(-2) == 0 and not part.requires_grad
-        kinds.append((name, part.ndim > 2, alike))
-        given[name] = part.select(-2, 0) if alike else part
-    program = _bands(potential.offsets, tuple(kinds))
-    return Bound(program, {"unary": unary, "lengths": lengths, **given}, checked=True)
+    # A part that is the same for all states is read once a step; one with a gradient has an entry
+    # for each state.
+    alike = [part.stride(-2) == 0 and not part.requires_grad for part in tensors]
+    pairs = zip(tensors, alike, strict=True)
+    parts = [part.select(-2, 0) if one else part for part, one in pairs]
+    return _Given(potential, parts, [part.ndim > 2 for part in tensors], alike)
 
 
 @functools.cache
@@ -153,11 +214,16 @@ def _blocks() -> Program:
     return declaration.program_of("Chain", declared, rules)
 
 
-def _bands(offsets: tuple[int, ...], kinds: tuple[tuple[str, bool, bool], ...]) -> Program:
+def _bands(
+    offsets: tuple[int, ...], kinds: tuple[tuple[str, bool, bool], ...], *, written: bool = False
+) -> Program:
     """The rules for some offsets.
 
-    Of each part its name, whether it has an entry for each step, and whether it has one for all
-    states.
+    Args:
+        offsets: of the bands.
+        kinds: of each part its name, whether it has an entry for each step, and whether it has one
+            for all states.
+        written: whether a term, ``absent``, is added to states that no offset may lead to.
     """
     steps, alike = ({kind[0]: kind[place] for kind in kinds} for place in (1, 2))
 
@@ -173,11 +239,15 @@ def _bands(offsets: tuple[int, ...], kinds: tuple[tuple[str, bool, bool], ...]) 
     if len(kinds) > 1:
         rules.append(f"c[t, k] += a[t-1, m] * {read('left', 'm', 'k')}")
         rules.append(f"a[t, n] += c[t, k] * {read('right', 'n', 'k')} * unary[t, n]")
+    elif written:
+        rules.append("a[t, n] += absent[n] if t < T")
     rules.append("goal += a[lengths-1, n]")
     inputs = [("unary", declaration.Input("T N"))]
     for name, *_ in kinds:
         dims = [*(["T-1"] if steps[name] else []), *([] if alike[name] else ["N"])]
         last = str(len(offsets)) if name == "band" else "K"
         inputs.append((name, declaration.Input(" ".join([*dims, last]))))
+    if written and len(kinds) == 1:
+        inputs.append(("absent", declaration.Input("N")))
     lengths = ("lengths", declaration.Lengths("T"))
     return declaration.program_of("Chain", (*inputs, lengths), "\n".join(rules))

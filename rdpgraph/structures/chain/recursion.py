@@ -98,4 +98,6 @@ def forward(unary: Unary, transition: Transition | Steps, lengths: Lengths) -> U
     """(B, T, N) the forward messages, up to a constant in each row; differentiable."""
     if rules.serves(unary, transition):
         return rules.forward(unary, transition, lengths)
+    if operators.is_banded(transition) and operators.serves(unary, transition):
+        return operators.forward(unary, transition, lengths)
     return logs.forward(unary, transition, lengths)

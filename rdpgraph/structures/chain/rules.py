@@ -207,8 +207,21 @@ def _rows(table: Literal["a", "into"], unary: Tensor, transition: Tensor | Steps
         return torch.stack([torch.zeros_like(states[:, 0]), *links], 1)
 
     tracked = torch.is_grad_enabled() and any(part.requires_grad for part in given.inputs)
-    up = given.run_up(best=False, keep=tracked)
-    found: Tensor = _Rows.apply(up, table, again, *given.inputs)  # pyright: ignore
+    return rows_made(given.run_up(best=False, keep=tracked), table, again, given.inputs)
+
+
+def rows_made(
+    up: executor.Upward, table: str, again: Callable[..., Tensor], inputs: Sequence[Tensor]
+) -> Tensor:
+    """(B, T, N) the rows of a table that a pass upwards has made; differentiable in its inputs.
+
+    Args:
+        up: the pass, whose inputs are kept where one requires a gradient.
+        table: its name.
+        again: the same by torch, for derivatives of higher order.
+        inputs: those of the pass, to which gradients flow.
+    """
+    found: Tensor = _Rows.apply(up, table, again, *inputs)  # pyright: ignore
     return found
 
 

@@ -231,6 +231,58 @@ def test_many_states_of_each_step_are_answered_without_a_table():
     torch.testing.assert_close(chain.marginals().sum(1), torch.ones(total).double())
 
 
+def test_entropies_and_filtered_states_of_bands_form_no_table():
+    """With 50,000 states, of which a table of all pairs takes 20 GB."""
+    states, total = 50_000, 3
+    unary, half = draw(total, states, seed=3), states // 2
+    left, right = draw(total - 1, states, 1, seed=1), draw(states, 1, seed=2)
+    absent = torch.full((total - 1, states, 1), -math.inf, dtype=torch.float64)
+    copies = absent.clone()
+    copies[:, half:] = 1.0
+    for stay in (absent, copies):
+        for part in (left, right):
+            part[..., half:, :] = -math.inf if stay is copies else part[..., half:, :]
+        chain = rg.Chain(unary, rg.Banded(stay, (0,), rg.LowRank(left, right)))
+        # Each part has steps that are independent, or that all stay: its entropy has a closed form.
+        free = unary[:, :half] if stay is copies else unary
+        free = torch.stack([
+            free[at]
+            + (left[at, : free.shape[1], 0] if at < total - 1 else 0)
+            + (right[: free.shape[1], 0] if at else 0)
+            for at in range(total)
+        ])  # fmt: skip
+        log_z, nats = free.logsumexp(1).sum(), torch.distributions.Categorical(logits=free)
+        entropy = nats.entropy().sum()
+        if stay is copies:
+            path = unary[:, half:].sum(0) + (total - 1)
+            other = torch.distributions.Categorical(logits=path)
+            which = torch.stack([log_z, path.logsumexp(0)])
+            share = which.softmax(0)
+            own = torch.distributions.Categorical(logits=which).entropy()
+            entropy = own + share[0] * entropy + share[1] * other.entropy()
+        torch.testing.assert_close(chain.entropy(), entropy)
+        last = chain.filtered()[-1]
+        torch.testing.assert_close(last, chain.marginals()[-1])
+
+
+def test_entropies_of_bands_have_gradients_with_hard_zeros():
+    band, left, right = draw(2, 4, 2), draw(4, 1, seed=1), draw(2, 4, 1, seed=2)
+    band[0, 1, 0] = left[2, 0] = right[1, 3, 0] = -math.inf
+    unary = draw(2, 3, 4, seed=3)
+    unary[0, 1, 1] = -math.inf
+    free = [part[part > -math.inf].requires_grad_() for part in (unary, band, left, right)]
+
+    def entropies(*values):
+        parts = [
+            part.masked_scatter(part > -math.inf, own)
+            for part, own in zip((unary, band, left, right), values, strict=True)
+        ]
+        steps = rg.Banded(parts[1], (0, -1), rg.LowRank(*parts[2:]))
+        return rg.Chain(parts[0], steps, lengths=torch.tensor([3, 2])).entropy()
+
+    assert torch.autograd.gradcheck(entropies, free)
+
+
 def test_blocks_of_bands_are_recognised_with_one_for_each_factor():
     site = rg.VariableArray("x", (4,), 4)
     single = rg.FactorBlock((site,), rg.Table(draw(4, 4)))
