@@ -202,7 +202,10 @@ def edges_of(
         by_kernel=tuple(tuple(of_kernel) for of_kernel in by_kernel),
         home=home,
         local=local,
-        variable=torch.cat([c.variables[c.variable] for c in classes] or [home[:0]]),
+        # The variables of a single class have the same numbers in it.
+        variable=classes[0].variable
+        if len(classes) == 1
+        else torch.cat([c.variables[c.variable] for c in classes] or [home[:0]]),
         ports=tuple(tuple(of_kernel) for of_kernel in ports),
         factors=tuple(counts),
         numbers=numbers,

@@ -89,9 +89,9 @@ class Equations:
     in_values: bool = False  # messages are compared as values with a maximum of one, not as logs
 
     def flat_messages(self) -> Messages:
-        """Return uniform messages on all edges."""
+        """Return uniform messages on all edges, which share one number: they are not written to."""
         return tuple(
-            unary.new_zeros(self.batch, c.size, c.count)
+            unary.new_zeros(()).expand(self.batch, c.size, c.count)
             for unary, c in zip(self.unary, self.edges.classes, strict=True)
         )
 

@@ -392,6 +392,7 @@ def _squeezed(
     left = torch.where(free, counts, 1)
     impossible = bool((counts == 0).any())
     active = torch.where(free, free.long().cumsum(0) - 1, -1)
+    everything = bool(free.all())  # scopes need no other numbers, and are not copied
     constant = torch.zeros(1, dtype=graph.dtype, device=graph.device)
     sums = torch.zeros(2, 1, dtype=torch.float64, device="cpu")
     groups: list[Group] = []
@@ -406,7 +407,8 @@ def _squeezed(
             if slots:
                 values = values.reshape(*values.shape[:2], *(kept[slot] for slot in slots))
                 scopes = part.scopes if len(members) == len(part.scopes) else part.scopes[members]
-                scopes = active[scopes if len(slots) == len(kept) else scopes[:, list(slots)]]
+                scopes = scopes if len(slots) == len(kept) else scopes[:, list(slots)]
+                scopes = scopes if everything else active[scopes]
                 groups.append(Group(scopes, values, rows))
             else:
                 values = values.flatten(1)
