@@ -4,7 +4,6 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -48,7 +47,7 @@ class HighOrderKernel(FactorKernel):
         for slot in range(self.block.scopes.shape[1]):
             active = network.active[self.block.scopes[:, slot]]
             left = torch.where(active >= 0, sizes[active.clamp(min=0)] if len(sizes) else 0, 0)
-            for size in np.unique(left.numpy()).tolist():  # torch's takes ten times as long
+            for size in left.bincount().nonzero().flatten().tolist():
                 rows = (left == size).nonzero().flatten()
                 if size:
                     ports.append(Port(slot, rows, active[rows], size))

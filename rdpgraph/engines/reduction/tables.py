@@ -66,7 +66,10 @@ class Tables:
         for scopes in (stack.scopes for stack in self.stacks):
             slots = range(scopes.shape[1])
             keys += [scopes[:, i] * count + scopes[:, j] for i in slots for j in slots if i != j]
-        one, other = np.divmod(np.unique(np.concatenate(keys)), max(count, 1))
+        every = np.concatenate(keys)
+        every.sort()  # much faster than `np.unique`, which hashes
+        first = np.concatenate([[True], every[1:] != every[:-1]])[: len(every)]
+        one, other = np.divmod(every[first], max(count, 1))
         starts = np.concatenate([[0], np.cumsum(np.bincount(one, minlength=count))])
         return starts.astype(np.int64), other.astype(np.int32)
 
@@ -112,11 +115,11 @@ class Tables:
 
     def violated(self, states: Integers) -> list[int]:
         """Variables of all factors that a configuration violates."""
-        members = list[Integers]()
+        members = np.zeros(len(self.sizes), np.bool_)
         for stack in self.stacks:
             values = stack.at(np.arange(len(stack.scopes)), states)
-            members.append(stack.scopes[values < -self.span - 0.5 * SURE].reshape(-1))
-        return np.unique(np.concatenate(members)).tolist() if members else []
+            members[stack.scopes[values < -self.span - 0.5 * SURE]] = True
+        return members.nonzero()[0].tolist()
 
     def score(self, states: Integers) -> float:
         """Score of a configuration of all variables, hard zeros included."""
