@@ -5,6 +5,7 @@ from collections.abc import Callable, Generator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 from importlib import import_module
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -357,7 +358,13 @@ class LoopySolution(Approximation):
         """The solution of the same model at temperature 0."""
         if self.temperature == 0:
             return self
-        return replace(self, temperature=0.0, start=None, share=effort.LOOPY_MAXIMA)
+        return self._beside(temperature=0.0, start=None, share=effort.LOOPY_MAXIMA)
+
+    def _beside(self, **changes: Any) -> "LoopySolution":
+        """Return a solution of the same network with some changes; it shares the edges."""
+        other = replace(self, **changes)
+        vars(other).update(edges=self.edges, network_is_forest=self.network_is_forest)
+        return other
 
     @cached_property
     def _modal(self) -> "LoopySolution":
@@ -370,7 +377,7 @@ class LoopySolution(Approximation):
             return other
         limits = other.limits
         sweeps = min(limits.sweeps, max(effort.MODE_SWEEPS, limits.sweeps // 5))
-        return replace(other, limits=replace(limits, read=read, sweeps=sweeps))
+        return other._beside(limits=replace(limits, read=read, sweeps=sweeps))
 
     def max_marginals(self) -> Tensor:
         """Return the (B, S) max-beliefs, whose maxima are the approximate score of the mode."""
@@ -402,13 +409,14 @@ class LoopySolution(Approximation):
     @cached_property
     def _repaired(self) -> Searched:
         states = self.mode()
-        with _spent(self.allowance):
+        # Without a limit the search is as long on every machine.
+        allowance, left = self.allowance, effort.REPAIR_SECONDS
+        with counted(Counter()) if allowance is None else allowance.spending():
             given = scored_in_graph(self.network.graph, states)
             if bool(given.found.all()):
                 return given
-            left = effort.REPAIR_SECONDS
-            if self.allowance is not None:
-                left = self.allowance.left(effort.LOOPY_REPAIR)
+            if allowance is not None:
+                left = allowance.left(effort.LOOPY_REPAIR)
             # The search is a ring of its own, which is loaded when it is needed.
             try:
                 search = import_module("rdpgraph.engines.search.solution")

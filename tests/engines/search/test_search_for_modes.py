@@ -186,6 +186,32 @@ def test_moves_are_the_best_given_what_is_fixed(seed, kernel):
 
 
 @pytest.mark.parametrize("kernel", KERNELS)
+@pytest.mark.parametrize("summed", [(), (0,), (1, 2)])
+def test_factors_with_one_free_variable_are_added_once(kernel, summed):
+    """Parallel pairs and unaries around one variable, whose neighbours keep their states."""
+    generator = torch.Generator().manual_seed(0)
+    x = [rg.Variable(f"x{i}", size) for i, size in enumerate((3, 2, 2, 2, 3))]
+    factors = [rg.Factor((v,), rg.Table(torch.randn(v.size, generator=generator))) for v in x]
+    for other in x[1:] * 2:
+        table = torch.randn(3, other.size, generator=generator)
+        factors.append(rg.Factor((x[0], other), rg.Table(table)))
+    network = reduce_graph(rg.FactorGraph(factors))
+    summed = frozenset(summed)
+    search = Search(tables_of(network, 0, summed), Random(0), summed=summed, kernel=kernel)
+    free = sorted({0, *summed})
+    start = np.zeros(5, np.int64)
+    states, value = search.moves.solved(search.moves.part(free, rng=Random(0), cells=1e3), start)
+    moved = [a for a in free if a not in summed]
+    rivals = []
+    for chosen in itertools.product(*(range(network.sizes[a]) for a in moved)):
+        rival = start.copy()
+        rival[moved] = chosen
+        rivals.append(search.value(rival))
+    assert value == pytest.approx(max(rivals), rel=1e-6)
+    assert search.value(states) == pytest.approx(value, rel=1e-6)
+
+
+@pytest.mark.parametrize("kernel", KERNELS)
 @pytest.mark.parametrize("seed", range(6))
 def test_joined_configurations_are_the_best_mixtures(seed, kernel):
     for network, rng, search in searches(seed, kernel):
@@ -542,3 +568,26 @@ def test_auto_searches_where_exact_inference_does_not_fit(monkeypatch):
     masses = [rg.infer(one).log_partition for one in given]
     torch.testing.assert_close(*masses)
     assert len(wanted) == 3
+
+
+def pigeons(count):
+    """So many pigeons, each in one of too few holes, of which each holds one: impossible."""
+    x = rg.VariableArray("x", (count, count - 1), 2)
+    return rg.FactorGraph(
+        [
+            rg.FactorBlock((x,), rg.Table(torch.zeros(2))),
+            rg.FactorBlock(tuple(x[:, i] for i in range(count - 1)), rg.ExactlyOne(count - 1)),
+            rg.FactorBlock(tuple(x[i] for i in range(count)), rg.AtMostOne(count)),
+        ]
+    )
+
+
+def test_a_repair_ends_where_it_gains_nothing():
+    """After a quarter of its time, which operations count; a move may end a little later."""
+    graph, counter = pigeons(10), clock.Counter()
+    states = torch.zeros(1, graph.num_variables, dtype=torch.long)
+    with clock.counted(counter):
+        found = search_solution.possible_modes(graph, states, 2.0, compiled_functions)
+    assert not found.found.any()
+    assert not found.optimal.any()
+    assert counter.seconds < 0.6 * 2.0
