@@ -87,8 +87,8 @@ SECONDS_PER_CALL = 5e-6
 SECONDS_PER_FACTOR = 1e-4
 """Seconds of a pass of mini-buckets for each variable and factor; on 100,000 and 200,000."""
 
-SECONDS_PER_EDGE = 1e-5
-"""Seconds to find an order of decoding, for each edge, rounded up."""
+SECONDS_PER_EDGE, SECONDS_PER_ORDERED = 1e-5, 1e-6
+"""Seconds to find an order of decoding, for each edge, rounded up; the same by compiled code."""
 
 QUIET_SECONDS = 2.0
 """Seconds without a step after which work is reported by its name."""

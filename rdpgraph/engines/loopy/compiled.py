@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from rdpgraph._core import tuning
+from rdpgraph._core.numbers import ROUNDING
 from rdpgraph.engines.loopy.arithmetic import BOTTOM, FLOOR
 from rdpgraph.engines.loopy.edges import Edges
 from rdpgraph.engines.loopy.equations import Equations, Messages
@@ -35,6 +36,11 @@ _SIGNATURES = {
     "gather": (None, [*[_POINTER] * 3, _FLAG]),
     "update": (None, [*[_POINTER] * 6, _SIZE, _REAL, *[_FLAG] * 2]),
     "partition": (None, [*[_POINTER] * 3, _FLAG]),
+    "layers": (None, [*[_POINTER] * 6, _FLAG]),
+    "decide": (None, [*[_POINTER] * 6, _REAL, _FLAG]),
+    "score": (None, [*[_POINTER] * 3, _FLAG]),
+    "flood": (None, [*[_POINTER] * 4, *[_SIZE] * 2, *[_REAL] * 2, _FLAG]),
+    "sort_edges": (None, [_POINTER, _SIZE, _SIZE, _POINTER, _POINTER]),
 }
 """The result and the arguments of each function, of which there is one for each dtype."""
 _MOST_SLOTS = 16
@@ -106,6 +112,8 @@ class CompiledMessages:
         self._edges, self._dtype = equations.edges, equations.dtype
         self._layout, self._kept = equations.edges.remembered("compiled", _Layout), list[Any]()
         self._width = self._layout.beliefs * (1 + equations.vanishing)
+        # The active number of each variable, class by class.
+        self._active = torch.cat([c.variables for c in equations.edges.classes])
         self._address = self._keep(array("q", numbers(self._model(equations))))
 
     def flat(self, messages: Messages) -> Tensor:
@@ -178,6 +186,51 @@ class CompiledMessages:
         )
         return totals
 
+    def layers(self, *, peels: bool) -> tuple[Tensor, Tensor, Tensor | None, list[int]]:
+        """Return the (V,) layers of variables in three orders, and the number of layers of each.
+
+        They are those of `orders` and of `peeled` in `orders.py`; the latter is None unless asked
+        for.
+        """
+        layers = [torch.zeros(len(self._active), dtype=torch.long, device="cpu") for _ in range(3)]
+        counts = torch.zeros(3, dtype=torch.long, device="cpu")
+        _function("layers", self._dtype)(
+            self._address, self._active.data_ptr(), *(layer.data_ptr() for layer in layers),
+            counts.data_ptr(), peels,
+        )  # fmt: skip
+        outwards, colours, peeled = layers
+        return outwards, colours, peeled if peels else None, counts.tolist()
+
+    def traced(self, flat: Tensor, states: Tensor, free: Tensor, layers: Tensor) -> Tensor:
+        """Decide the free variables (B, V) in an order of layers; return (B, V) states."""
+        free = free[:, self._active].contiguous()
+        return self._decided(states, layers, flat=flat.data_ptr(), free=free.data_ptr())
+
+    def ascended(self, states: Tensor, layers: Tensor, passes: Tensor) -> Tensor:
+        """Improve (B, V) states one variable at a time in (B,) passes, with ties at random."""
+        passes = passes.contiguous()
+        return self._decided(states, layers, passes=passes.data_ptr())
+
+    def _decided(
+        self, states: Tensor, layers: Tensor, *, flat: int = 0, free: int = 0, passes: int = 0
+    ) -> Tensor:
+        mine = states[:, self._active].contiguous()
+        order = layers[self._active].argsort(stable=True)
+        _function("decide", self._dtype)(
+            self._address, flat, mine.data_ptr(), free, order.data_ptr(), passes, ROUNDING,
+            self._threads(len(mine)),
+        )  # fmt: skip
+        return torch.empty_like(mine).index_copy_(1, self._active, mine)
+
+    def scores(self, states: Tensor) -> Tensor:
+        """Return the (B, 2) scores of (B, V) states, as `traceback.scores` does."""
+        mine = states[:, self._active].contiguous()
+        result = torch.zeros(len(mine), 2, dtype=torch.float64, device="cpu")
+        _function("score", self._dtype)(
+            self._address, mine.data_ptr(), result.data_ptr(), self._threads(len(mine))
+        )
+        return result
+
     def _threads(self, items: int) -> int:
         work = items * self._layout.entries
         return max(1, min(torch.get_num_threads(), work // tuning.SWEPT_ENTRIES))
@@ -228,6 +281,7 @@ class CompiledMessages:
             shares=shares,
             counts=self._keep(torch.cat(variables).contiguous()),
             owners=self._keep(layout.owners),
+            slots=self._keep(layout.slots),
             ends=self._keep(layout.ends),
             first_factors=self._keep(layout.first_factors),
             vanishing=int(equations.vanishing),
@@ -372,11 +426,13 @@ class _Layout:
         counts = np.bincount(self.ends, minlength=variable)
         self.starts = np.concatenate([[0], counts.cumsum()]).astype(np.int64)
         self.first_factors = np.concatenate([[0], np.cumsum(edges.factors)]).astype(np.int64)
-        self.owners = np.zeros(edges.count, np.int32)
+        self.owners, self.slots = np.zeros((2, edges.count), np.int32)
         for segment in edges.segments:
             first = edges.first_edge(segment)
             rows = self._rows(segment.kernel, segment.port) + self.first_factors[segment.kernel]
-            self.owners[first : first + segment.stop - segment.start] = rows
+            here = slice(first, first + segment.stop - segment.start)
+            self.owners[here] = rows
+            self.slots[here] = edges.ports[segment.kernel][segment.port].slot
 
     def _rows(self, kernel: int, port: int) -> npt.NDArray[np.int64]:
         rows = self._edges.ports[kernel][port].rows

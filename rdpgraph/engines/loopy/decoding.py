@@ -1,18 +1,27 @@
 """Decode configurations from max-beliefs, and check whether they are consistent with these."""
 
 import math
+from abc import ABC, abstractmethod
 from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 
 from rdpgraph._core import effort, tuning
+from rdpgraph.engines.loopy.compiled import compiled_messages, is_served
 from rdpgraph.engines.loopy.equations import Equations, Messages
 from rdpgraph.engines.loopy.kernels import TableKernel
 from rdpgraph.engines.loopy.orders import Order, orders, peeled
 from rdpgraph.engines.loopy.propagation import Limits, Outcome, propagate
 from rdpgraph.engines.loopy.schedules import DAMPED, Flooding, Sequential
-from rdpgraph.engines.loopy.traceback import ascended, better, costs, scores, traced
+from rdpgraph.engines.loopy.traceback import (
+    ascended,
+    better,
+    costs,
+    costs_one_by_one,
+    scores,
+    traced,
+)
 from rdpgraph.plan import clock
 
 
@@ -54,14 +63,129 @@ def decode(equations: Equations, outcome: Outcome, limits: Limits) -> Decoded:
     cut = bool(len(items)) and clock.now() > end
     if not bool(converged.any()):
         return Decoded(states, converged, cut)
-    known = scores(equations, states)
+    known = _decider_of(equations).scores(states)
     return Decoded(states, _agreed(equations, messages, states, known, converged), cut)
 
 
 def read(equations: Equations, messages: Messages) -> tuple[Tensor, Tensor]:
     """Return the (B, V) first best states of all variables, and (B,) whether they are possible."""
     states = _states(equations, equations.beliefs(messages))
-    return states, scores(equations, states)[:, 0] == 0
+    return states, _decider_of(equations).scores(states)[:, 0] == 0
+
+
+@dataclass(frozen=True, eq=False)
+class _Path:
+    """An order in which to decide variables."""
+
+    order: Order | Tensor  # for torch, or the (V,) layers of the variables
+    count: int  # number of its layers
+    cost: float  # of a pass, in sweeps
+
+
+@dataclass(frozen=True, eq=False)
+class _Decider(ABC):
+    """Decides variables given those decided before, and scores configurations."""
+
+    equations: Equations
+
+    @abstractmethod
+    def seconds(self) -> float:
+        """Return the seconds that it takes to find orders, rounded up."""
+
+    @abstractmethod
+    def paths(self, *, peels: bool) -> tuple[_Path, _Path, _Path | None, float] | None:
+        """Return three orders and a negligible cost, in sweeps; None if factors are too wide.
+
+        The orders are outwards from a variable of every component, of few layers, and, if asked
+        for and there is one, that in which variables with few factors come last.
+        """
+
+    @abstractmethod
+    def traced(
+        self, messages: Messages, states: Tensor, free: Tensor, path: _Path, end: float
+    ) -> Tensor:
+        """Decide free variables (B, V) in an order; return (B, V) states."""
+
+    @abstractmethod
+    def ascended(self, states: Tensor, path: _Path, passes: Tensor, end: float) -> Tensor:
+        """Improve (B, V) states one variable at a time, in at most (B,) passes."""
+
+    @abstractmethod
+    def scores(self, states: Tensor) -> Tensor:
+        """Return the (B, 2) scores of (B, V) states, as `traceback.scores` does."""
+
+
+class _LayerByLayer(_Decider):
+    """Decides the variables of a layer together, by torch."""
+
+    def seconds(self) -> float:
+        return tuning.SECONDS_PER_EDGE * self.equations.edges.count
+
+    def paths(self, *, peels: bool) -> tuple[_Path, _Path, _Path | None, float] | None:
+        edges = self.equations.edges
+        pair = orders(edges)
+        if pair is None:
+            return None
+        peeling = peeled(edges) if peels else None
+        found = (*pair, *([] if peeling is None else [peeling]))
+        passes, little = costs(self.equations, found)
+        paths = [_Path(o, len(o.layers), cost) for o, cost in zip(found, passes, strict=True)]
+        return paths[0], paths[1], paths[2] if len(paths) > 2 else None, little
+
+    def traced(
+        self, messages: Messages, states: Tensor, free: Tensor, path: _Path, end: float
+    ) -> Tensor:
+        assert isinstance(path.order, Order)
+        return traced(self.equations, messages, states, free, path.order, end)
+
+    def ascended(self, states: Tensor, path: _Path, passes: Tensor, end: float) -> Tensor:
+        assert isinstance(path.order, Order)
+        return ascended(self.equations, states, path.order, passes, end)
+
+    def scores(self, states: Tensor) -> Tensor:
+        return scores(self.equations, states)
+
+
+class _OneByOne(_Decider):
+    """Decides one variable after the other, by compiled code."""
+
+    def seconds(self) -> float:
+        return tuning.SECONDS_PER_ORDERED * self.equations.edges.count
+
+    def paths(self, *, peels: bool) -> tuple[_Path, _Path, _Path | None, float] | None:
+        outwards, colours, peeling, counts = compiled_messages(self.equations).layers(peels=peels)
+        cost, little = costs_one_by_one(self.equations)
+        last = None if peeling is None else _Path(peeling, counts[2], cost)
+        return _Path(outwards, counts[0], cost), _Path(colours, counts[1], cost), last, little
+
+    def traced(
+        self, messages: Messages, states: Tensor, free: Tensor, path: _Path, end: float
+    ) -> Tensor:
+        assert isinstance(path.order, Tensor)
+        if clock.now() > end:
+            return states
+        self._count(path.cost)
+        compiled = compiled_messages(self.equations)
+        return compiled.traced(compiled.flat(messages), states, free, path.order)
+
+    def ascended(self, states: Tensor, path: _Path, passes: Tensor, end: float) -> Tensor:
+        assert isinstance(path.order, Tensor)
+        if clock.now() > end:
+            return states
+        self._count(path.cost * float(passes.double().mean()))
+        return compiled_messages(self.equations).ascended(states, path.order, passes)
+
+    def _count(self, sweeps: float) -> None:
+        clock.count(sweeps * self.equations.batch * self.equations.operations)
+
+    def scores(self, states: Tensor) -> Tensor:
+        return compiled_messages(self.equations).scores(states)
+
+
+def _decider_of(equations: Equations) -> _Decider:
+    """Return the decider for a model: by compiled code where that passes its messages."""
+    served = equations.temperature == 0 and is_served(equations)
+    return (_OneByOne if served else _LayerByLayer)(equations)
 
 
 class _Search:
@@ -77,11 +201,12 @@ class _Search:
         self.end = end
         self.consistent: Tensor | None = None  # (B,) where nothing was left to search for
         self.states = states.clone()
-        self.scores = scores(equations, self.states)
+        self.decider = _decider_of(equations)
+        self.scores = self.decider.scores(self.states)
         self.left = effort.DECODING_SWEEPS * sweeps.double()
         self.settling = (effort.SETTLING_SWEEPS * sweeps).long()
-        # Orders in which to decide ties, their costs in sweeps, and the (B,) items each is for.
-        self.paths: list[tuple[Order, float, Tensor]] = []
+        # Orders in which to decide ties, and the (B,) items each is for.
+        self.paths: list[tuple[_Path, Tensor]] = []
 
     def run(self, converged: Tensor, read: tuple[Tensor, ...] | None = None) -> None:
         """Search with as many sweeps as each item has left.
@@ -102,11 +227,12 @@ class _Search:
         if bool(done.all()):
             self.consistent = done
             return
-        passes = (self.left / self.passing).clamp(0, effort.ASCENTS).long()
+        passes = (self.left / self.colours.cost).clamp(0, effort.ASCENTS).long()
         rows = (~done & (passes > 0)).nonzero().flatten()
         if len(rows) and clock.now() < self.end:
             some, start = equations.part(self.messages, rows)[0], self.states[rows]
-            self._take(ascended(some, start, self.colours, passes[rows], self.end), rows)
+            decider = self._decider_of(some)
+            self._take(decider.ascended(start, self.colours, passes[rows], self.end), rows)
 
     def _is_decided(self, converged: Tensor) -> bool:
         """Return whether nothing is left to search for: no ties, and states that agree."""
@@ -123,19 +249,20 @@ class _Search:
     def _find_orders(self) -> None:
         """Find the orders in which to decide variables, which take long to find in large graphs."""
         equations, begin = self.equations, clock.now()
-        if begin + tuning.SECONDS_PER_EDGE * equations.edges.count > self.end:
+        if begin + self.decider.seconds() > self.end:
             return
-        pair = orders(equations.edges)
-        if pair is None:
-            return
-        outwards, self.colours = pair
         peels = _peels(equations)
-        peeling = peeled(equations.edges) if bool(peels.any()) else None
-        if peeling is None or len(peeling.layers) > effort.PEELED_LAYERS * len(outwards.layers):
+        found = self.decider.paths(peels=bool(peels.any()))
+        if found is None:
+            return
+        outwards, self.colours, peeling, little = found
+        if peeling is None or peeling.count > effort.PEELED_LAYERS * outwards.count:
             peeling, peels = outwards, torch.zeros_like(peels)
-        (cost, self.passing, other), little = costs(equations, (outwards, self.colours, peeling))
         self.left = (self.left + little).clamp(min=0.0)
-        self.paths = [(outwards, cost, ~peels), (peeling, other, peels)]
+        self.paths = [(outwards, ~peels), (peeling, peels)]
+
+    def _decider_of(self, equations: Equations) -> _Decider:
+        return self.decider if equations is self.equations else _decider_of(equations)
 
     def _settle(self, converged: Tensor) -> Tensor:
         """Run messages that have not converged on with damping; return (B,) which have by then."""
@@ -154,8 +281,8 @@ class _Search:
 
     def _trace(self, share: Tensor, read: tuple[Tensor, ...] | None) -> None:
         """Decide tied variables outwards, if that costs at most a share of the sweeps left."""
-        for order, cost, every in self.paths:
-            items = ((cost <= share * self.left) & every).nonzero().flatten()
+        for path, every in self.paths:
+            items = ((path.cost <= share * self.left) & every).nonzero().flatten()
             if not len(items):
                 continue
             some, sent = self.equations.part(self.messages, items)
@@ -164,14 +291,15 @@ class _Search:
                 states, free = _states(some, beliefs), _tied(some, beliefs)
             else:
                 states, free = (part[items.to(part.device)] for part in read)
-            self._take(traced(some, sent, states, free, order, self.end), items)
-            self.left[items] -= cost
+            decided = self._decider_of(some).traced(sent, states, free, path, self.end)
+            self._take(decided, items)
+            self.left[items] -= path.cost
 
     def _take(self, states: Tensor, rows: Tensor) -> None:
         """Keep the states of those items that improve on the best ones so far."""
         equations = self.equations.part(self.messages, rows)[0]
         rows = rows.to(states.device)
-        new = scores(equations, states)
+        new = self._decider_of(equations).scores(states)
         taken = better(new, self.scores[rows]).unsqueeze(1)
         self.scores[rows] = torch.where(taken, new, self.scores[rows])
         self.states[rows] = torch.where(taken, states, self.states[rows])

@@ -1,16 +1,21 @@
 """Flooding with log-odds in binary pairwise models, and in parity checks by compiled code."""
 
 import math
+from array import array
 from collections.abc import Callable
 from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor
 
+from rdpgraph._core import tuning
 from rdpgraph.engines.loopy.arithmetic import BOTTOM, FLOOR
+from rdpgraph.engines.loopy.compiled import LIBRARY
 from rdpgraph.engines.loopy.edges import Edges
 from rdpgraph.engines.loopy.equations import Equations, Messages
 from rdpgraph.engines.loopy.kernels import TableKernel
+from rdpgraph.engines.loopy.records import OddsGroup, OddsModel
+from rdpgraph.native.records import numbers
 
 
 class LogOdds:
@@ -51,18 +56,19 @@ class LogOdds:
     @staticmethod
     def applies(equations: Equations) -> bool:
         """Return whether the model is binary, pairwise and dense, with odds within range."""
-        boundary, alike = equations.boundary, LogOdds._alike(equations)
+        boundary = equations.boundary
+        alike = equations.temperature == 1 and LogOdds.alike(equations)
         if boundary is not None:  # one way for all parts
             alike = alike and equations.edges.count > 0
             alike = not bool(boundary.largest(torch.tensor(float(not alike), device="cpu")))
         return alike and _largest_odds(equations) < 0.9 * math.log(torch.finfo(equations.dtype).max)
 
     @staticmethod
-    def _alike(equations: Equations) -> bool:
+    def alike(equations: Equations) -> bool:
         """Return whether the model is binary, pairwise and dense."""
         if len(equations.edges.classes) != 1 or equations.edges.classes[0].size != 2:
             return False
-        if equations.temperature != 1 or equations.weights is not None or equations.vanishing:
+        if equations.weights is not None or equations.vanishing:
             return False
         return all(isinstance(k, TableKernel) and len(k.ports) == 2 for k in equations.kernels)
 
@@ -103,17 +109,121 @@ def _largest_odds(equations: Equations) -> float:
     reach = equations.unary[0].new_zeros(c.count)
     for number, kernel in enumerate(equations.kernels):
         assert isinstance(kernel, TableKernel)
-        logs = kernel.scaled.detach().log()
+        logs = kernel.scaled.detach()
+        logs = logs.log() if equations.temperature else logs
         first, second = (equations.edges.segments[s] for s in equations.edges.by_kernel[number])
         reach[first.start : first.stop] = (logs[:, 1] - logs[:, 0]).abs().amax((0, 1))
         reach[second.start : second.stop] = (logs[:, :, 1] - logs[:, :, 0]).abs().amax((0, 1))
     unary = equations.unary[0].detach()
+    # Two impossible states differ by NaN, which no comparison passes.
     total = (unary[:, 1] - unary[:, 0]).abs().amax(0).index_add(0, c.variable, reach)
     if equations.boundary is not None:
         total = equations.boundary.joined([total.reshape(1, 1, -1)])[0]
         total = equations.boundary.largest(total.amax())
     largest = float(total.amax())
     return math.inf if math.isnan(largest) else largest
+
+
+class CompiledOdds:
+    """The messages of a binary pairwise model as log-odds, in compiled code: sums or maxima.
+
+    They stand in the order of the edges. The kernel `kernels/messages/odds.h` does what `LogOdds`
+    does in one pass over the factors, and holds no more than a number and two places per message.
+    """
+
+    def __init__(self, equations: Equations, messages: Messages) -> None:
+        edges = equations.edges
+        c, dtype = edges.classes[0], equations.dtype
+        # Places are found in less time than a sweep takes, and large graphs need the memory.
+        small = c.count <= tuning.CACHED_EDGES
+        places = edges.remembered("odds", _by_variable) if small else _by_variable(edges)
+        variable, starts, incident = places
+        unary = (equations.unary[0][:, 1] - equations.unary[0][:, 0]).contiguous()
+        self._odds = (messages[0][:, 1] - messages[0][:, 0]).contiguous()
+        self._dtype = dtype
+        groups, self._kept = array("q"), [variable, starts, incident, unary]
+        for number, kernel in enumerate(equations.kernels):
+            assert isinstance(kernel, TableKernel)
+            first, second = (edges.segments[s] for s in edges.by_kernel[number])
+            values = kernel.scaled.detach().contiguous()
+            self._kept.append(values)
+            groups.extend(
+                numbers(
+                    OddsGroup(
+                        factors=kernel.count,
+                        first=first.start,
+                        second=second.start,
+                        values=values.data_ptr(),
+                        values_item=values[0].numel() if len(values) > 1 else 0,
+                        tables=values.shape[-1],
+                    )
+                )
+            )
+        model = OddsModel(
+            maximal=int(equations.temperature == 0),
+            variables=len(c.variables),
+            edges=c.count,
+            group_count=len(equations.kernels),
+            groups=groups.buffer_info()[0],
+            odds=self._odds.data_ptr(),
+            unary=unary.data_ptr(),
+            unary_item=len(c.variables) if len(unary) > 1 else 0,
+            variable=variable.data_ptr(),
+            starts=starts.data_ptr(),
+            incident=incident.data_ptr(),
+        )
+        self._model, self._groups = array("q", numbers(model)), groups
+
+    @staticmethod
+    def applies(equations: Equations) -> bool:
+        """Return whether the model is binary, pairwise and dense, with odds within range."""
+        fits = equations.boundary is None and equations.unary_device.type == "cpu"
+        fits = fits and LogOdds.alike(equations) and equations.temperature in (0.0, 1.0)
+        if not fits or not 0 < equations.edges.count < 2**31:
+            return False
+        if not LIBRARY.available(equations.dtype):
+            return False
+        range_ = math.log(torch.finfo(equations.dtype).max) if equations.temperature else math.inf
+        return _largest_odds(equations) < 0.9 * range_
+
+    def step(self, keep: float) -> Tensor:
+        """Sweep all messages, with weight ``keep`` for old ones; (B,) the largest change."""
+        every = torch.arange(len(self._odds), device="cpu")
+        return self.sweeps(every, 1, -1.0, keep)[0][0]
+
+    def sweeps(
+        self, items: Tensor, most: int, tolerance: float, keep: float
+    ) -> tuple[Tensor, Tensor]:
+        """Sweep some items ``most`` times or until within a tolerance: `CompiledMessages.sweep`."""
+        changes = torch.zeros(most, len(items), dtype=torch.float64, device="cpu")
+        done = torch.zeros(len(items), dtype=torch.long, device="cpu")
+        work = len(items) * self._odds.shape[1]
+        threads = max(1, min(torch.get_num_threads(), work // tuning.SWEPT_ENTRIES))
+        LIBRARY.function("flood", self._dtype)(
+            self._model.buffer_info()[0], items.data_ptr(), changes.data_ptr(), done.data_ptr(),
+            len(items), most, tolerance, keep, threads,
+        )  # fmt: skip
+        return changes[: int(done.amax())], done
+
+    def messages(self) -> Messages:
+        """Log-messages whose maximum is 0."""
+        odds = self._odds
+        result = odds.new_empty(len(odds), 2, odds.shape[1])
+        torch.neg(odds, out=result[:, 0]).clamp_(max=0)
+        torch.clamp(odds, max=0, out=result[:, 1])
+        return (result,)
+
+
+def _by_variable(edges: Edges) -> tuple[Tensor, Tensor, Tensor]:
+    """Return the (E,) variable of each edge, and each variable's first place in (E,) its edges."""
+    c = edges.classes[0]
+    variable = c.variable.to(torch.int32)
+    starts = torch.empty(len(c.variables) + 1, dtype=torch.int32, device="cpu")
+    incident = torch.empty_like(variable)
+    LIBRARY.function("sort_edges", torch.float32)(
+        variable.data_ptr(), c.count, len(c.variables), starts.data_ptr(), incident.data_ptr()
+    )
+    return variable, starts, incident
 
 
 Flood: TypeAlias = Callable[..., Any]

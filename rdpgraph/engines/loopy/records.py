@@ -76,8 +76,9 @@ class Model:
     shares: int  # (edges,) their counting numbers, in that order; 0: all are one
     counts: int  # (variables,) counting numbers of the variables
     owners: int  # (edges,) of int32, the factor that sends, counted over all blocks
+    slots: int  # (edges,) of int32, the slot of the factor from which it sends
     ends: int  # (edges,) of int32, the variable that gets
-    first_factors: int  # (kernels,) number of each block's first factor
+    first_factors: int  # (kernels + 1,) number of each block's first factor, and that of all
     vanishing: int  # 1 if messages may hold hard zeros
     bounded: int  # 1 if messages are not clamped
     reals: int  # (3,) of float64: temperature, bound from below on logs, and how low a log is seen
@@ -88,7 +89,36 @@ class Model:
     most_spare: int
 
 
-RECORDS = Class, Kernel, Model
+@dataclass(frozen=True, slots=True)
+class OddsGroup:
+    """Tables of two binary variables, whose messages stand in a row for each of their ends."""
+
+    factors: int
+    first: int  # place of the first message to a first variable
+    second: int  # place of the first message to a second variable
+    values: int  # (items or 1, 2, 2, factors or 1) values with a maximum of one, or logs
+    values_item: int  # the stride from one item to the next, or 0
+    tables: int  # the factors that have their own: all or one
+
+
+@dataclass(frozen=True, slots=True)
+class OddsModel:
+    """A model of binary variables and pairs, whose messages are log-odds."""
+
+    maximal: int  # 1: maxima, and tables are logs; 0: sums
+    variables: int
+    edges: int
+    group_count: int
+    groups: int
+    odds: int  # (items, edges) messages, which change
+    unary: int  # (items or 1, variables) log-odds of the variables' own potentials
+    unary_item: int  # the stride from one item to the next, or 0
+    variable: int  # (edges,) of int32, the variable that gets each message
+    starts: int  # (variables + 1,) of int32, first place of each variable in `incident`
+    incident: int  # (edges,) of int32, the messages that each variable gets
+
+
+RECORDS = Class, Kernel, Model, OddsGroup, OddsModel
 HEADER = Path(building.__file__).parent / "kernels" / "messages" / "records.h"
 
 

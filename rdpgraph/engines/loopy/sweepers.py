@@ -13,7 +13,7 @@ from rdpgraph.engines.loopy.compiled import compiled_messages, is_logical, is_se
 from rdpgraph.engines.loopy.edges import Edges
 from rdpgraph.engines.loopy.equations import Equations, Messages
 from rdpgraph.engines.loopy.high_order import HighOrderKernel
-from rdpgraph.engines.loopy.log_odds import Flood, LogOdds, ParityMessages
+from rdpgraph.engines.loopy.log_odds import CompiledOdds, Flood, LogOdds, ParityMessages
 from rdpgraph.engines.loopy.schedules import (
     Damping,
     Flooding,
@@ -96,6 +96,8 @@ def sweeper_for(
     floods = isinstance(schedule, Flooding)
     plain = floods and not (torch.is_grad_enabled() and equations.records)
     if plain and isinstance(damping, LogDamping):
+        if CompiledOdds.applies(equations):
+            return _Held(equations, damping, CompiledOdds)
         even = None if flood is None else ParityMessages.evens(equations)
         if even is not None and flood is not None:
             return _Held(equations, damping, partial(ParityMessages, flood, even))
@@ -116,17 +118,32 @@ class _Held(Sweeper):
 
     def __init__(
         self, equations: Equations, damping: Damping,
-        form: Callable[[Equations, Messages], LogOdds | ParityMessages],
+        form: Callable[[Equations, Messages], CompiledOdds | LogOdds | ParityMessages],
     ) -> None:  # fmt: skip
         super().__init__(equations, damping)
         self._form = form
-        self._state: LogOdds | ParityMessages | None = None
+        self.divides = form is not CompiledOdds  # which sweeps the items that matter alone
+        self._state: CompiledOdds | LogOdds | ParityMessages | None = None
+
+    def sweep_items(
+        self, messages: Messages, sets: Iterable[Tensor | None], places: Tensor, most: int,
+        tolerance: float,
+    ) -> tuple[Messages, Tensor, Tensor]:  # fmt: skip
+        state = self._held(messages)
+        if not isinstance(state, CompiledOdds):
+            return super().sweep_items(messages, sets, places, most, tolerance)
+        changes, counts = state.sweeps(places, most, tolerance, self.damping.share)
+        self.updates += len(changes) * self.equations.edges.count
+        return messages, changes, counts
+
+    def _held(self, messages: Messages) -> CompiledOdds | LogOdds | ParityMessages:
+        if self._state is None:
+            self._state = self._form(self.equations, messages)
+        return self._state
 
     def sweep(self, messages: Messages, sets: Iterable[Tensor | None]) -> tuple[Messages, Tensor]:
         del sets
-        if self._state is None:
-            self._state = self._form(self.equations, messages)
-        largest = self._state.step(self.damping.share)
+        largest = self._held(messages).step(self.damping.share)
         self.updates += self.equations.edges.count
         return messages, largest
 

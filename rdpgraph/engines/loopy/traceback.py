@@ -157,6 +157,22 @@ class _Total:
         return self.finite.masked_fill(self.zeros > self.zeros.amin(1, keepdim=True), -math.inf)
 
 
+def costs_one_by_one(equations: Equations) -> tuple[float, float]:
+    """Return the cost of a pass by compiled code for one item, and a negligible cost, in sweeps.
+
+    A factor is evaluated once for each of its variables.
+    """
+    sweep = through = 0.0
+    for kernel in equations.kernels:
+        sizes = [float(port.size) for port in kernel.ports]
+        wide = isinstance(kernel, HighOrderKernel)
+        once = sum(sizes) if wide else math.prod(sizes)
+        slots = float(kernel.block.scopes.shape[1] if wide else len(sizes))
+        through += kernel.count * slots * once
+        sweep += kernel.count * once + tuning.MESSAGES_BEGIN
+    return through / sweep, tuning.LITTLE_WORK / sweep
+
+
 def costs(equations: Equations, orders: Sequence[Order]) -> tuple[list[float], float]:
     """Return the cost of a pass through each order for one item, and a negligible cost, in sweeps.
 

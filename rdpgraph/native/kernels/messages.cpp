@@ -1,5 +1,7 @@
 // Entry points of message passing in whole graphs, in each floating type.
 
+#include "messages/decide.h"
+#include "messages/odds.h"
 #include "messages/sweep.h"
 
 namespace {
@@ -146,6 +148,73 @@ void partition_all(const Model& model, Real* messages, double* totals, int threa
   });
 }
 
+// Decides the free variables of each item in an order: (items, variables) states, by messages of the
+// undecided ones; or, where messages are null, improves all of them in (items,) passes of coordinate
+// ascent, in which ties are broken at random.
+template <typename Real>
+void decide_all(const Model& model, const Real* messages, int64_t* states, const uint8_t* free,
+                const int64_t* order, const int64_t* passes, double rounding, int threads) {
+  const Propagation<Real> p(model);
+  by_items(model.batch, threads, [&](int64_t a, int64_t b) {
+    std::vector<Real> beliefs(messages ? model.beliefs * (model.vanishing ? 2 : 1) : 0);
+    for (int64_t item = a; item < b; ++item) {
+      const int64_t count = model.variables;
+      const uint8_t* open = free ? free + item * count : nullptr;
+      const Real* sent = messages ? messages + item * model.entries : nullptr;
+      if (sent) p.gather_all(item, sent, beliefs.data(), 1);
+      Decider<Real> decider(p, item, states + item * count);
+      decider.begin(sent, beliefs.data(), open);
+      if (sent) {
+        decider.decide(order, count, open, nullptr, rounding);
+        continue;
+      }
+      std::minstd_rand luck(1);  // the same for every item, so that batches are as singles
+      for (int64_t pass = 0; pass < passes[item]; ++pass) decider.decide(order, count, open, &luck, rounding);
+    }
+  });
+}
+
+// (items, 2) minus the hard zeros of configurations, and their scores without these.
+template <typename Real>
+void score_all(const Model& model, int64_t* states, double* scores, int threads) {
+  const Propagation<Real> p(model);
+  by_items(model.batch, threads, [&](int64_t a, int64_t b) {
+    for (int64_t item = a; item < b; ++item)
+      Decider<Real>(p, item, states + item * model.variables).score(scores + 2 * item);
+  });
+}
+
+// Layers of all variables in three orders, by the numbers that `active` gives them, and how many layers
+// each order has. The third order is left out unless it is asked for.
+template <typename Real>
+void layer_all(const Model& model, const int64_t* active, int64_t* outwards, int64_t* colours,
+               int64_t* peeled, int64_t* counts, bool peels) {
+  const Neighbours neighbours(Propagation<Real>(model), active);
+  std::vector<int64_t> queue, distance;
+  breadth_first(neighbours, queue, distance);
+  counts[0] = colour(neighbours, queue, distance, outwards);
+  counts[1] = colour(neighbours, queue, std::vector<int64_t>(distance.size(), 0), colours);
+  counts[2] = peels ? peel(neighbours, peeled) : 0;
+}
+
+// Sweeps the log-odds of each item until none changes by more than the tolerance; (sweeps, items) largest
+// changes, and the number of sweeps of each.
+template <typename Real>
+void flood_all(const OddsModel& model, const int64_t* items, double* changes, int64_t* done, int64_t count,
+               int64_t sweeps, double tolerance, double keep, int threads) {
+  const Flooding<Real> flooding{model};
+  const bool apart = count >= threads;  // an item for each thread
+  by_items(count, apart ? threads : 1, [&](int64_t a, int64_t b) {
+    std::vector<Real> beliefs(model.variables);
+    for (int64_t i = a; i < b; ++i)
+      for (done[i] = 0; done[i] < sweeps;) {
+        const double change = flooding.sweep(items[i], beliefs.data(), Real(keep), apart ? 1 : threads);
+        changes[done[i]++ * count + i] = change;
+        if (change <= tolerance) break;
+      }
+  });
+}
+
 }  // namespace
 
 extern "C" {
@@ -189,6 +258,25 @@ int64_t record_bytes(int64_t which) { return kRecordBytes[which]; }
     };                                                                                                    \
     if (reinterpret_cast<const double*>(model->reals)[0] > 0) run(double());                              \
     else run(Real());                                                                                     \
+  }                                                                                                       \
+  void layers_##name(const Model* model, const int64_t* active, int64_t* outwards, int64_t* colours,      \
+                     int64_t* peeled, int64_t* counts, int peels) {                                       \
+    layer_all<Real>(*model, active, outwards, colours, peeled, counts, peels != 0);                       \
+  }                                                                                                       \
+  void decide_##name(const Model* model, const Real* messages, int64_t* states, const uint8_t* free,      \
+                     const int64_t* order, const int64_t* passes, double rounding, int threads) {         \
+    decide_all<Real>(*model, messages, states, free, order, passes, rounding, threads);                   \
+  }                                                                                                       \
+  void score_##name(const Model* model, int64_t* states, double* scores, int threads) {                   \
+    score_all<Real>(*model, states, scores, threads);                                                     \
+  }                                                                                                       \
+  void flood_##name(const OddsModel* model, const int64_t* items, double* changes, int64_t* done,         \
+                    int64_t count, int64_t sweeps, double tolerance, double keep, int threads) {          \
+    flood_all<Real>(*model, items, changes, done, count, sweeps, tolerance, keep, threads);               \
+  }                                                                                                       \
+  void sort_edges_##name(const int32_t* variable, int64_t edges, int64_t variables, int32_t* starts,      \
+                         int32_t* incident) {                                                             \
+    by_variable(variable, edges, variables, starts, incident);                                            \
   }
 
 #ifdef MESSAGES_FLOAT

@@ -59,6 +59,7 @@ struct Model {
   int64_t shares;
   int64_t counts;
   int64_t owners;
+  int64_t slots;
   int64_t ends;
   int64_t first_factors;
   int64_t vanishing;
@@ -70,7 +71,30 @@ struct Model {
   int64_t most_spare;
 };
 
+struct OddsGroup {
+  int64_t factors;
+  int64_t first;
+  int64_t second;
+  int64_t values;
+  int64_t values_item;
+  int64_t tables;
+};
+
+struct OddsModel {
+  int64_t maximal;
+  int64_t variables;
+  int64_t edges;
+  int64_t group_count;
+  int64_t groups;
+  int64_t odds;
+  int64_t unary;
+  int64_t unary_item;
+  int64_t variable;
+  int64_t starts;
+  int64_t incident;
+};
+
 // The bytes of each record, which `record_bytes` of a library returns.
-constexpr int64_t kRecordBytes[] = {sizeof(Class), sizeof(Kernel), sizeof(Model)};
+constexpr int64_t kRecordBytes[] = {sizeof(Class), sizeof(Kernel), sizeof(Model), sizeof(OddsGroup), sizeof(OddsModel)};
 
 }  // namespace
