@@ -1,13 +1,14 @@
 """Arithmetic of messages: contractions, log-odds and GMRES, which no public answer shows alone."""
 
 import math
+from functools import partial
 
 import pytest
 import torch
 
 import rdpgraph as rg
 from rdpgraph.engines.loopy.arithmetic import log_sum, maximum, product, rescaled
-from rdpgraph.engines.loopy.log_odds import LogOdds
+from rdpgraph.engines.loopy.log_odds import CompiledOdds, LogOdds
 from rdpgraph.engines.loopy.propagation import gmres
 from rdpgraph.testing import brute_force
 from tests.engines.loopy.helpers import (
@@ -270,3 +271,62 @@ def test_the_gradient_of_contractions_in_logs_has_no_nan():
         assert bool(slope.isfinite().all())
     leaves = [randn(2, 2, 3, 4, 5).requires_grad_(), randn(3, 2, 4, 5).requires_grad_()]
     assert torch.autograd.gradcheck(log_sum, leaves, fast_mode=True)
+
+
+def binary_pairs(seed, *, batch=(), shared=False, dtype=torch.float64):
+    """A grid of binary variables, some pairs the other way round, and one variable alone."""
+    generator = seeded(seed)
+    x = rg.VariableArray("x", (5, 6), 2)
+    drawn = partial(torch.randn, generator=generator, dtype=dtype)
+    lead = (*batch, 1, 1) if shared else (*batch, 5, 5)
+    return rg.FactorGraph(
+        [
+            rg.FactorBlock((x,), rg.Table(drawn(*batch, 5, 6, 2))),
+            rg.FactorBlock((x[:, 1:], x[:, :-1]), rg.Table(drawn(*lead, 2, 2))),
+            rg.FactorBlock((x[:3, :5], x[1:4, :5]), rg.Table(drawn(2, 2))),
+        ]
+    )
+
+
+@pytest.mark.parametrize("form", [CompiledOdds, LogOdds])
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+@pytest.mark.parametrize(
+    "draw",
+    [{}, {"shared": True}, {"batch": (3,)}, {"batch": (2,), "shared": True},
+     {"dtype": torch.float32, "batch": (40,)}],
+)  # fmt: skip
+def test_log_odds_are_the_messages_of_the_equations(form, temperature, draw):
+    solution = loopy(binary_pairs(0, **draw), temperature=temperature).solution
+    equations = solution.equations
+    if not form.applies(equations):
+        assert form is LogOdds
+        assert temperature == 0.0
+        return
+    messages = equations.flat_messages()
+    odds = form(equations, messages)
+    for keep in (0.0, 0.0, 0.3, 0.0):
+        new = equations.update(messages)
+        mixed = tuple(
+            (1 - keep) * one + keep * other for one, other in zip(new, messages, strict=True)
+        )
+        largest = odds.step(keep)
+        changes = [equations.change(one, other) for one, other in zip(new, messages, strict=True)]
+        expected = torch.cat([part.flatten(1) for part in changes], 1).amax(1)
+        assert bool((largest >= expected - 1e-5).all())
+        assert bool((largest <= 2 * expected + 1e-5).all())
+        # A mean of log-odds is that of logs up to a constant.
+        mixed = tuple(part - part.amax(1, keepdim=True) for part in mixed)
+        for ours, theirs in zip(odds.messages(), mixed, strict=True):
+            assert torch.allclose(ours[:, 1] - ours[:, 0], theirs[:, 1] - theirs[:, 0], atol=1e-4)
+            assert not ours.amax(1).any()
+        messages = odds.messages()
+
+
+def test_log_odds_beyond_the_range_of_exponentials_are_left_to_others():
+    x = rg.VariableArray("x", (3,), 2)
+    far = rg.Table(torch.tensor([[400.0, -400.0], [-400.0, 400.0]]))
+    never = rg.Table(torch.tensor([[0.0, -torch.inf], [1.0, 2.0]]))
+    for table, temperature, fits in ((far, 1.0, False), (far, 0.0, True), (never, 0.0, False)):
+        graph = rg.FactorGraph([rg.FactorBlock((x[1:], x[:-1]), table)])
+        equations = loopy(graph, temperature=temperature).solution.equations
+        assert CompiledOdds.applies(equations) == fits

@@ -1,19 +1,13 @@
 """Compiled sweeps pass the messages that torch passes, on any graph, schedule and dtype."""
 
-import itertools
 import math
 import random
 from dataclasses import dataclass
-from functools import partial
 
 import pytest
 import torch
 
 import rdpgraph as rg
-from rdpgraph.engines.loopy import traceback
-from rdpgraph.engines.loopy.compiled import compiled_messages
-from rdpgraph.engines.loopy.log_odds import CompiledOdds, LogOdds
-from rdpgraph.engines.loopy.orders import orders, peeled
 from tests.engines.loopy.helpers import SCHEDULES, loopy, same, seeded
 from tests.logical import LOGICAL, count_between
 
@@ -209,127 +203,3 @@ def test_threads_change_nothing():
     for (log_z, trace), (other, again) in zip(*answers, strict=True):
         same(log_z, other, 1e-12)
         assert trace == again
-
-
-def decoding_cases():
-    """Equations for maxima, their messages after a few sweeps, and a generator."""
-    cases = [
-        (0, {}, {}),
-        (1, {"rows": 3, "evidence": True}, {}),
-        (2, {"evidence": True}, {}),
-        (3, {}, {"counting": rg.loopy.Fractional(0.6)}),
-        (4, {"far": 50.0}, {}),
-        (5, {"rows": 2, "dtype": torch.float32}, {}),
-    ]
-    for seed, draw, options in cases:
-        _, (graph, _) = drawn(seed, **draw)
-        solution = loopy(graph, sweeps=4, **options).solution.maximal
-        yield solution.equations, solution.outcome.messages, seeded(seed)
-
-
-def test_layers_in_which_to_decide_are_those_of_torch():
-    for equations, _, _ in decoding_cases():
-        outwards, colours, peeling, counts = compiled_messages(equations).layers(peels=True)
-        expected = *orders(equations.edges), peeled(equations.edges)
-        for layers, count, order in zip(
-            (outwards, colours, peeling), counts, expected, strict=True
-        ):
-            assert torch.equal(layers, order.numbers)
-            assert count == len(order.layers)
-
-
-def test_configurations_are_scored_and_decided_as_by_torch():
-    for equations, messages, generator in decoding_cases():
-        compiled = compiled_messages(equations)
-        shape = equations.batch, len(equations.edges.home)
-        states = torch.zeros(shape, dtype=torch.long)
-        for c in equations.edges.classes:
-            drawn_states = torch.randint(c.size, (shape[0], len(c.variables)), generator=generator)
-            states[:, c.variables] = drawn_states
-        same(compiled.scores(states), traceback.scores(equations, states), 1e-5)
-        some = torch.rand(shape, generator=generator) < 0.5
-        for order, free in itertools.product(
-            orders(equations.edges), (some, torch.ones_like(some))
-        ):
-            ours = compiled.traced(compiled.flat(messages), states, free, order.numbers)
-            theirs = traceback.traced(equations, messages, states, free, order, math.inf)
-            assert torch.equal(ours, theirs)
-
-
-def test_compiled_ascent_ends_where_no_variable_gains():
-    for equations, _, _ in decoding_cases():
-        compiled = compiled_messages(equations)
-        *_, colours = orders(equations.edges)
-        states = torch.zeros(equations.batch, len(equations.edges.home), dtype=torch.long)
-        before = compiled.scores(states)
-        for _ in range(10):
-            passes = torch.ones(equations.batch, dtype=torch.long)
-            states = compiled.ascended(states, colours.numbers, passes)
-            after = compiled.scores(states)
-            lost = (after[:, 0] == before[:, 0]) & (after[:, 1] < before[:, 1] - 1e-4)
-            assert not (lost | (after[:, 0] < before[:, 0])).any()
-            before = after
-        for c in equations.edges.classes:
-            for variable, state in itertools.product(c.variables.tolist(), range(c.size)):
-                other = states.clone()
-                other[:, variable] = state
-                assert not traceback.better(compiled.scores(other) - 1e-4, before).any()
-
-
-def binary_pairs(seed, *, batch=(), shared=False, dtype=torch.float64):
-    """A grid of binary variables, some pairs the other way round, and one variable alone."""
-    generator = seeded(seed)
-    x = rg.VariableArray("x", (5, 6), 2)
-    drawn = partial(torch.randn, generator=generator, dtype=dtype)
-    lead = (*batch, 1, 1) if shared else (*batch, 5, 5)
-    return rg.FactorGraph(
-        [
-            rg.FactorBlock((x,), rg.Table(drawn(*batch, 5, 6, 2))),
-            rg.FactorBlock((x[:, 1:], x[:, :-1]), rg.Table(drawn(*lead, 2, 2))),
-            rg.FactorBlock((x[:3, :5], x[1:4, :5]), rg.Table(drawn(2, 2))),
-        ]
-    )
-
-
-@pytest.mark.parametrize("form", [CompiledOdds, LogOdds])
-@pytest.mark.parametrize("temperature", [0.0, 1.0])
-@pytest.mark.parametrize(
-    "draw",
-    [{}, {"shared": True}, {"batch": (3,)}, {"batch": (2,), "shared": True},
-     {"dtype": torch.float32, "batch": (40,)}],
-)  # fmt: skip
-def test_log_odds_are_the_messages_of_the_equations(form, temperature, draw):
-    solution = loopy(binary_pairs(0, **draw), temperature=temperature).solution
-    equations = solution.equations
-    if not form.applies(equations):
-        assert form is LogOdds
-        assert temperature == 0.0
-        return
-    messages = equations.flat_messages()
-    odds = form(equations, messages)
-    for keep in (0.0, 0.0, 0.3, 0.0):
-        new = equations.update(messages)
-        mixed = tuple(
-            (1 - keep) * one + keep * other for one, other in zip(new, messages, strict=True)
-        )
-        largest = odds.step(keep)
-        changes = [equations.change(one, other) for one, other in zip(new, messages, strict=True)]
-        expected = torch.cat([part.flatten(1) for part in changes], 1).amax(1)
-        assert bool((largest >= expected - 1e-5).all())
-        assert bool((largest <= 2 * expected + 1e-5).all())
-        # A mean of log-odds is that of logs up to a constant.
-        mixed = tuple(part - part.amax(1, keepdim=True) for part in mixed)
-        for ours, theirs in zip(odds.messages(), mixed, strict=True):
-            assert torch.allclose(ours[:, 1] - ours[:, 0], theirs[:, 1] - theirs[:, 0], atol=1e-4)
-            assert not ours.amax(1).any()
-        messages = odds.messages()
-
-
-def test_log_odds_beyond_the_range_of_exponentials_are_left_to_others():
-    x = rg.VariableArray("x", (3,), 2)
-    far = rg.Table(torch.tensor([[400.0, -400.0], [-400.0, 400.0]]))
-    never = rg.Table(torch.tensor([[0.0, -torch.inf], [1.0, 2.0]]))
-    for table, temperature, fits in ((far, 1.0, False), (far, 0.0, True), (never, 0.0, False)):
-        graph = rg.FactorGraph([rg.FactorBlock((x[1:], x[:-1]), table)])
-        equations = loopy(graph, temperature=temperature).solution.equations
-        assert CompiledOdds.applies(equations) == fits

@@ -1,6 +1,7 @@
 """Decoding: ties are broken together in a batch, within the sweeps that the messages took."""
 
 import itertools
+import math
 from dataclasses import replace
 
 import pytest
@@ -9,8 +10,10 @@ import torch
 import rdpgraph as rg
 from rdpgraph._core import tuning
 from rdpgraph.engines.loopy import decoding, traceback
+from rdpgraph.engines.loopy.compiled import compiled_messages
 from rdpgraph.engines.loopy.orders import orders, peeled
 from rdpgraph.engines.loopy.propagation import propagate
+from rdpgraph.plan import clock
 from rdpgraph.testing import brute_force
 from tests.engines.loopy.helpers import (
     grid,
@@ -21,7 +24,9 @@ from tests.engines.loopy.helpers import (
     randn,
     random_tree,
     same,
+    seeded,
 )
+from tests.engines.loopy.test_compiled import drawn
 
 
 @pytest.mark.long
@@ -364,3 +369,95 @@ def test_a_mode_after_one_of_a_model_with_other_variables_without_factors():
         graph = rg.FactorGraph([rg.Factor(variables[:2], rg.Table.from_logs(equal))], variables)
         mode = rg.infer(graph, scheduler=rg.Loopy()).mode()
         assert set(mode) == set(variables)
+
+
+def decoding_cases():
+    """Equations for maxima, their messages after a few sweeps, and a generator."""
+    cases = [
+        (0, {}, {}),
+        (1, {"rows": 3, "evidence": True}, {}),
+        (2, {"evidence": True}, {}),
+        (3, {}, {"counting": rg.loopy.Fractional(0.6)}),
+        (4, {"far": 50.0}, {}),
+        (5, {"rows": 2, "dtype": torch.float32}, {}),
+    ]
+    for seed, draw, options in cases:
+        _, (graph, _) = drawn(seed, **draw)
+        solution = loopy(graph, sweeps=4, **options).solution.maximal
+        yield solution.equations, solution.outcome.messages, seeded(seed)
+
+
+def test_layers_in_which_to_decide_are_those_of_torch():
+    for equations, _, _ in decoding_cases():
+        outwards, colours, peeling, counts = compiled_messages(equations).layers(peels=True)
+        expected = *orders(equations.edges), peeled(equations.edges)
+        for layers, count, order in zip(
+            (outwards, colours, peeling), counts, expected, strict=True
+        ):
+            assert torch.equal(layers, order.numbers)
+            assert count == len(order.layers)
+
+
+def test_configurations_are_scored_and_decided_as_by_torch():
+    for equations, messages, generator in decoding_cases():
+        compiled = compiled_messages(equations)
+        shape = equations.batch, len(equations.edges.home)
+        states = torch.zeros(shape, dtype=torch.long)
+        for c in equations.edges.classes:
+            drawn_states = torch.randint(c.size, (shape[0], len(c.variables)), generator=generator)
+            states[:, c.variables] = drawn_states
+        same(compiled.scores(states), traceback.scores(equations, states), 1e-5)
+        some = torch.rand(shape, generator=generator) < 0.5
+        for order, free in itertools.product(
+            orders(equations.edges), (some, torch.ones_like(some))
+        ):
+            ours = compiled.traced(compiled.flat(messages), states, free, order.numbers)
+            theirs = traceback.traced(equations, messages, states, free, order, math.inf)
+            assert torch.equal(ours, theirs)
+
+
+def test_compiled_ascent_ends_where_no_variable_gains():
+    for equations, _, _ in decoding_cases():
+        compiled = compiled_messages(equations)
+        *_, colours = orders(equations.edges)
+        states = torch.zeros(equations.batch, len(equations.edges.home), dtype=torch.long)
+        before = compiled.scores(states)
+        for _ in range(10):
+            passes = torch.ones(equations.batch, dtype=torch.long)
+            states = compiled.ascended(states, colours.numbers, passes)
+            after = compiled.scores(states)
+            lost = (after[:, 0] == before[:, 0]) & (after[:, 1] < before[:, 1] - 1e-4)
+            assert not (lost | (after[:, 0] < before[:, 0])).any()
+            before = after
+        for c in equations.edges.classes:
+            for variable, state in itertools.product(c.variables.tolist(), range(c.size)):
+                other = states.clone()
+                other[:, variable] = state
+                assert not traceback.better(compiled.scores(other) - 1e-4, before).any()
+
+
+def exact_covers(seed):
+    """Thirty binary variables, and factors of which each allows one of five of them."""
+    generator = seeded(seed)
+    x = rg.VariableArray("x", (30,), 2)
+    scopes = torch.stack([torch.randperm(30, generator=generator)[:5] for _ in range(12)])
+    one = rg.FactorBlock(tuple(x[scopes[:, slot]] for slot in range(5)), rg.ExactlyOne(5))
+    lean = rg.FactorBlock((x,), rg.Table(torch.randn(30, 2, generator=generator)))
+    return x, rg.FactorGraph([lean, one])
+
+
+def test_modes_are_repaired_alike_on_every_machine(monkeypatch):
+    """Without a limit operations are counted, so that a slow clock ends no search early."""
+    repaired = 0
+    for seed in (1, 3, 4):
+        x, graph = exact_covers(seed)
+        scheduler = rg.Loopy(sweeps=30)
+        posterior = rg.infer(graph, scheduler=scheduler)
+        repaired += int(graph.score_states(posterior.solution.mode()).isneginf())
+        expected = posterior.mode()[x]
+        with monkeypatch.context() as patch:
+            patch.setattr(clock, "perf_counter", itertools.count(0, 100).__next__)
+            found = rg.infer(graph, scheduler=scheduler).mode()
+        assert int(graph.violations(found)) == 0
+        assert torch.equal(found[x], expected)
+    assert repaired
