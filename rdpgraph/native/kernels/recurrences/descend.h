@@ -30,13 +30,13 @@ int64_t Run<Real>::pick(bool best) {
   Real sum = 0;
 #pragma omp simd reduction(+ : sum)
   for (int64_t j = 0; j < many; ++j) sum += line[j];
-  return choose(sum);
+  return choose(line.data(), many, sum);
 }
 
-// The number of a term, in proportion to what `line` has, whose sum is given.
+// The number of a term, in proportion to some numbers, whose sum is given.
 template <typename Real>
-int64_t Run<Real>::choose(Real sum) {
-  const int64_t many = line.size(), some = lanes<Real>();
+int64_t Run<Real>::choose(const Real* line, int64_t many, Real sum) {
+  const int64_t some = lanes<Real>();
   Real left = Real(uniform()) * sum;
   int64_t k = 0;
   // Sums of several numbers at a time, and then one after the other.
@@ -53,19 +53,24 @@ int64_t Run<Real>::choose(Real sum) {
   return k;
 }
 
-// Prepares the matrices of series for the way back along them.
+// Prepares the matrices of series for the way back along them, of so many derivations in all; `exact`: by their logs,
+// as for maxima.
 template <typename Real>
-void Run<Real>::prepare_descend(bool best) {
+void Run<Real>::prepare_descend(bool best, bool exact, int64_t derivations) {
   for (Series& one : series) {
     const Stage& g = stages[one.link];
     if (!best && one.kept && prepares(g)) prepare<false>(g, true);
-    // Log-matrices that all items share, by the label after them.
+    // Log-matrices that all items share, by the label after them, if many columns will be read.
     one.turned.clear();
-    if (g.table_item || leader != this) continue;
+    const int64_t n = g.labels, reads = derivations * (one.last - one.first + 1);
+    if (g.table_item || leader != this || (!exact && one.kept) || 4 * reads < n) continue;
     const Real* from = data[g.slot] + g.table.c;
-    one.turned.resize(g.labels * g.depth);
-    for (int64_t k = 0; k < g.depth; ++k)
-      for (int64_t j = 0; j < g.labels; ++j) one.turned[j * g.depth + k] = from[k * g.row + j * g.column];
+    constexpr int64_t kTile = 16;
+    one.turned.resize(n * n);
+    for (int64_t k = 0; k < n; k += kTile)
+      for (int64_t j = 0; j < n; j += kTile)
+        for (int64_t c = j; c < std::min(n, j + kTile); ++c)
+          for (int64_t r = k; r < std::min(n, k + kTile); ++r) one.turned[c * n + r] = from[r * g.row + c * g.column];
   }
 }
 
@@ -86,7 +91,7 @@ int64_t Run<Real>::label_before(const Series& one, int64_t item, int64_t step, i
 #pragma omp simd reduction(+ : sum)
       for (int64_t k = 0; k < some; ++k) sum += line[first + k] = x[first + k] * column[k];
     }
-    if (sum >= faint<Real>(depth) * (1 << 20)) return choose(sum);
+    if (sum >= faint<Real>(depth) * (1 << 20)) return choose(line.data(), depth, sum);
   }
   line_of_series(one, item, step, v);
   if (noise) shake(one, step - 1);
@@ -128,17 +133,17 @@ int64_t Run<Real>::descend_series(const Series& one, int64_t item, int64_t step,
   return v;
 }
 
-// The number of a term of a pair's cell, as `pick` of all of its terms: first the labels of both parts, by the sums
-// over splits, then the split. Below 0: sums have lost terms to underflow that may count.
+// The logs of all pairs of labels of a pair's cell, summed over splits, into `line`. Returns whether sums have lost no
+// terms to underflow that may count.
 template <typename Real>
 template <bool best>
-int64_t Run<Real>::choose_pair(const Cell& cell, int64_t item) {
+bool Run<Real>::pair_line(const Cell& cell, int64_t item) {
   const Stage& g = *cell.g;
   const int64_t b = g.depth, c = g.depth2, wide = width<Real>();
   const Real* matrix = data[g.slot] + item * g.table_item + g.table.c + column_of(g, cell.v);
   Row one{item, cell.p, 0, 0};
   pairs.resize(std::max<int64_t>(pairs.size(), b * c)), line.resize(b * c);
-  if (!pair<best>(g, cell.s, one, pairs.data())) return -1;
+  if (!pair<best>(g, cell.s, one, pairs.data())) return false;
   const int64_t many = splits.size();
   const Real least = faint<Real>(many);
   Real lost = kNever<Real>;
@@ -153,7 +158,16 @@ int64_t Run<Real>::choose_pair(const Cell& cell, int64_t item) {
     store(line.data() + k, load(line.data() + k, left) + (best ? sum : log_of<Real>(sum)), left);
   });
   const Real top = largest(line.data(), b * c);
-  if (!(top > kNever<Real>) || lost + std::log(least) > top + std::log(std::numeric_limits<Real>::epsilon())) return -1;
+  return top > kNever<Real> && !(lost + std::log(least) > top + std::log(std::numeric_limits<Real>::epsilon()));
+}
+
+// The number of a term of a pair's cell, as `pick` of all of its terms: first the labels of both parts, and then the
+// split. Below 0: sums have lost terms to underflow that may count.
+template <typename Real>
+template <bool best>
+int64_t Run<Real>::choose_pair(const Cell& cell, int64_t item) {
+  if (!pair_line<best>(cell, item)) return -1;
+  const int64_t b = cell.g->depth, c = cell.g->depth2, wide = width<Real>(), many = splits.size();
   const int64_t k = pick(best), i = k / c, j = k % c;
   line.resize(many);
   for (int64_t r = 0; r < many; ++r) {
@@ -163,30 +177,176 @@ int64_t Run<Real>::choose_pair(const Cell& cell, int64_t item) {
   return pick(best) * b * c + k;
 }
 
-// Calls for each input that one derivation reads, with its slot and place in the item.
+// What a memory has of a cell, and of one of its terms or pairs of labels.
+template <typename Real>
+const typename Run<Real>::Memory::Known* Run<Real>::Memory::find(int64_t at, int64_t what) const {
+  if (known.empty()) return nullptr;
+  for (size_t k = place_of(at, what);; k = (k + 1) & (known.size() - 1)) {
+    const Known& one = known[k];
+    if (one.at < 0) return nullptr;
+    if (one.at == at && one.what == what) return &one;
+  }
+}
+
+template <typename Real>
+void Run<Real>::Memory::put(const Known& one) {
+  if (2 * (count + 1) > known.size()) {
+    std::vector<Known> before(std::max<size_t>(256, 2 * known.size()), Known{-1, 0, 0, 0, 0});
+    before.swap(known), count = 0;
+    for (const Known& each : before) if (each.at >= 0) put(each);
+  }
+  size_t k = place_of(one.at, one.what);
+  while (known[k].at >= 0) k = (k + 1) & (known.size() - 1);
+  known[k] = one, ++count;
+}
+
+// One of the terms that are known, in proportion to their exponentials.
+template <typename Real>
+int64_t Run<Real>::recall(const typename Memory::Known& one) {
+  const int64_t many = std::abs(one.count);
+  return many == 1 ? 0 : choose(memory.terms.data() + one.first, many, one.sum);
+}
+
+// Keeps the exponentials of `line`; `by_labels`: those of pairs of labels, whose splits come next.
+template <typename Real>
+typename Run<Real>::Memory::Known Run<Real>::remember(int64_t at, int64_t what, bool by_labels) {
+  const int64_t many = line.size(), first = memory.terms.size();
+  exps(line.data(), line.data(), largest(line.data(), many), many);
+  Real sum = 0;
+#pragma omp simd reduction(+ : sum)
+  for (int64_t k = 0; k < many; ++k) sum += line[k];
+  memory.terms.insert(memory.terms.end(), line.begin(), line.end());
+  const typename Memory::Known one{at, what, first, by_labels ? -many : many, sum};
+  memory.put(one);
+  return one;
+}
+
+// Calls for all that a term of a cell reads, or the cells that it reads if these have one term alone.
+template <typename Real>
+template <typename Reach>
+void Run<Real>::each_read_through(const Cell& cell, int64_t item, int64_t term, Reach reach) {
+  std::vector<int64_t> inner;
+  each_read(cell, item, term, false, [&](int64_t slot, int64_t place) {
+    if (slot) reach(slot, place);
+    else inner.push_back(place);
+  });
+  for (const int64_t place : inner) {
+    const Cell one = cell_at(place);
+    if (one.g->kind == kKindSum && !series_of(*one.g, one.s.s)) {
+      find_ways(*one.g, item, one.s, one.p);
+      if (ways.size() == 1) { each_read_through(one, item, 0, reach); continue; }
+    }
+    reach(0, place);
+  }
+}
+
+// A term of a cell for one of several draws: distributions are found once for all of them, and so is what terms read,
+// for which it calls.
+template <typename Real>
+template <typename Reach>
+void Run<Real>::draw_known(int64_t at, int64_t item, Reach reach) {
+  const auto known_of = [&](int64_t what, auto fill) {
+    if (const typename Memory::Known* found = memory.find(at, what)) return *found;
+    const bool by_labels = fill(cell_at(at));
+    return remember(at, what, by_labels);
+  };
+  const auto first = known_of(-1, [&](const Cell& cell) {
+    const Stage& g = *cell.g;
+    if (g.kind == kKindPair && g.fixed) {
+      // Of many terms the sums over splits, by which labels are chosen first.
+      find_splits(alternatives[g.first], item, cell.s, cell.p);
+      if (int64_t(splits.size()) * depth_of(g) > kTerms && pair_line<false>(cell, item)) return true;
+    }
+    expand(cell, item);
+    return false;
+  });
+  int64_t term = recall(first);
+  if (first.count < 0) {
+    const auto split = known_of(-2 - term, [&](const Cell& cell) { return splits_of(cell, item, term), false; });
+    term -= recall(split) * first.count;
+  }
+  const typename Memory::Known* reads = memory.find(at, term);
+  if (!reads) {
+    const int64_t start = memory.reads.size();
+    each_read_through(cell_at(at), item, term, [&](int64_t slot, int64_t place) { memory.reads.push_back({slot, place}); });
+    memory.put({at, term, start, int64_t(memory.reads.size()) - start, Real(0)});
+    reads = memory.find(at, term);
+  }
+  for (int64_t k = reads->first; k < reads->first + reads->count; ++k) reach(memory.reads[k].first, memory.reads[k].second);
+}
+
+// The logs of a pair's terms of two labels, one for each split, into `line`.
+template <typename Real>
+void Run<Real>::splits_of(const Cell& cell, int64_t item, int64_t k) {
+  const Stage& g = *cell.g;
+  const int64_t labels[] = {k / g.depth2, k % g.depth2};
+  find_splits(alternatives[g.first], item, cell.s, cell.p);
+  tops.resize(splits.size());
+  double top = -INFINITY;
+  for (size_t r = 0; r < splits.size(); ++r) {
+    double sum = 0;
+    for (int side = 0; side < 2; ++side) {
+      const Alternative& a = alternatives[g.first + side];
+      for (const Factor* f = factors + a.first; f < factors + a.first + a.count; ++f) {
+        const Line from = line_of(*f, item, splits[r].s, cell.p, splits[r].r);
+        sum += data[f->slot][from(labels[side])] + (from.levels ? from.levels[labels[side] * from.level_hop] : 0);
+      }
+    }
+    top = std::max(top, tops[r] = sum);
+  }
+  line.resize(splits.size());
+  for (size_t r = 0; r < splits.size(); ++r) line[r] = Real(tops[r] - top);
+}
+
+// Goes on with one of the cells that a derivation waits for: calls for each input that its term reads, with its slot and
+// place in the item, and notes the cells.
 template <typename Real>
 template <typename Visit>
-void Run<Real>::descend(int64_t item, int64_t goal, bool best, Visit visit) {
-  std::vector<int64_t> waiting{goal};
-  while (!waiting.empty()) {
-    const Cell cell = cell_at(waiting.back());
-    waiting.pop_back();
-    if (const Series* one = series_of(*cell.g, cell.s.s)) {
-      const int64_t v = descend_series(*one, item, cell.s.s, cell.v, best, visit);
-      waiting.push_back(value(cell.g->out, At{one->first - 1}, 0, 0) + v);
-      continue;
+void Run<Real>::descend_once(int64_t item, std::vector<int64_t>& waiting, bool best, Visit visit) {
+  const int64_t at = waiting.back();
+  waiting.pop_back();
+  const auto reach = [&](int64_t slot, int64_t place) {
+    if (slot) visit(slot, place);
+    else waiting.push_back(place);
+  };
+  // What several draws go through is found once; a label of a series is found on the way back along it.
+  if (remembers && int64_t(memory.terms.size()) < kRemembered && (memory.find(at, -1) || !is_in_series(at)))
+    return draw_known(at, item, reach);
+  const Cell cell = cell_at(at);
+  if (const Series* one = series_of(*cell.g, cell.s.s)) {
+    const int64_t v = descend_series(*one, item, cell.s.s, cell.v, best, visit);
+    waiting.push_back(value(cell.g->out, At{one->first - 1}, 0, 0) + v);
+    return;
+  }
+  const bool is_pair = cell.g->kind == kKindPair && cell.g->fixed && !noise;
+  int64_t term = !is_pair ? -1 : best ? choose_pair<true>(cell, item) : choose_pair<false>(cell, item);
+  if (term < 0) {
+    expand(cell, item);
+    if (noise && cell.g->kind == kKindOver) shake(cell, item);
+    term = pick(best || noise);
+  }
+  each_read(cell, item, term, true, reach);
+}
+
+// Derivations of a goal, cell by cell of each in turn, so that those that are side by side read the same numbers. Every
+// one has a stream of random numbers of its own. Calls for each input that one of them reads, with its number, the slot and
+// the place in the item; `noise_of` says what is added to the entries of an input, or null.
+template <typename Real>
+template <typename Noise, typename Visit>
+void Run<Real>::descend(int64_t item, int64_t goal, int64_t draws, bool best, uint64_t first_seed, Noise noise_of, Visit visit) {
+  paths.resize(std::max<size_t>(paths.size(), draws));
+  for (int64_t draw = 0; draw < draws; ++draw)
+    seed(first_seed + draw), paths[draw].state = state, paths[draw].waiting.assign(1, goal);
+  if (remembers) memory.clear();
+  for (bool any = true; any;) {
+    any = false;
+    for (int64_t draw = 0; draw < draws; ++draw) {
+      Path& path = paths[draw];
+      if (path.waiting.empty()) continue;
+      any = true, state = path.state, noise = noise_of(draw);
+      descend_once(item, path.waiting, best, [&](int64_t slot, int64_t at) { visit(draw, slot, at); });
+      path.state = state;
     }
-    const bool is_pair = cell.g->kind == kKindPair && cell.g->fixed && !noise;
-    int64_t term = !is_pair ? -1 : best ? choose_pair<true>(cell, item) : choose_pair<false>(cell, item);
-    if (term < 0) {
-      expand(cell, item);
-      if (noise && cell.g->kind == kKindOver) shake(cell, item);
-      term = pick(best || noise);
-    }
-    each_read(cell, item, term, true, [&](int64_t slot, int64_t at) {
-      if (slot) visit(slot, at);
-      else waiting.push_back(at);
-    });
   }
 }
 

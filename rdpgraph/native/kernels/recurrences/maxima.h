@@ -163,6 +163,48 @@ void Run<Real>::pair_maxima(const Stage& g, At s, Row& one, const Real* loss) {
   }
 }
 
+// The losses of a series, along which one matrix is the same at all steps: those of a row are products of maxima, of
+// the losses less the largest terms of the row after it, and the matrix.
+template <typename Real>
+void Run<Real>::series_maxima(Series& one) {
+  const Stage &g = stages[one.link], &to = stages[one.into];
+  const int64_t n = g.labels, hop = panels_of(n, width<Real>()) * width<Real>();
+  const Table<Real> t = table(g, 0);
+  std::vector<Real> after(hop, kNever<Real>), back(hop, kNever<Real>), room;
+  bool any = false;  // whether a derivation goes through the step after
+  for (int64_t s = one.last; s >= one.first; --s) {
+    Real* loss = out(to, losses[0], 0, At{s}, 0);
+    if (any) raise(loss, back.data(), 1, n);
+    const Real top = largest(loss, n);
+    if (!(any = top > kNever<Real>)) continue;
+    for (const Factor *f = factors + one.own->first, *end = f + one.own->count; f < end; ++f)
+      if (f->link < 0 && losses[f->slot]) raise(losses[f->slot], line_of(*f, 0, At{s}, 0, 0), loss, n);
+    const Real *done = out(to, data[0], 0, At{s}, 0), *before = out(to, data[0], 0, At{s - 1}, 0);
+    const Real* given = others_at(one, 0, s, room);
+    by_lanes<Real>(n, [&](int64_t k, auto left) {
+      const Lane<Real> own = load(done + k, left), less = load(loss + k, left) - (own - load(given + k, left));
+      store(after.data() + k, own > kNever<Real> ? less : all(kNever<Real>), left);
+    });
+    by_panels<true>(after.data(), 1, hop, n, t.back, n, back.data(), hop);
+    for (int64_t k = 0; k < n; ++k) back[k] += before[k];
+    // The best derivation loses nothing at any step: what rounding has added is taken off again.
+    const Real more = top - largest(back.data(), n);
+    for (int64_t k = 0; k < n; ++k) back[k] += more;
+  }
+  if (any) raise(out(to, losses[0], 0, At{one.first - 1}, 0), back.data(), 1, n);
+}
+
+// Prepares the matrices of series for the way down: those that items share, or those of the one item.
+template <typename Real>
+void Run<Real>::prepare_maxima(bool shared) {
+  for (const Series& one : series) {
+    const Stage& g = stages[one.link];
+    if (!prepares(g) || losses[g.slot] || shared == (g.table_item > 0)) continue;
+    if (!shared) prepare<true>(g, false);
+    prepare<true>(g, true);
+  }
+}
+
 // The losses of sums over labels.
 template <typename Real>
 void Run<Real>::over_maxima(const Stage& g, At s) {

@@ -123,7 +123,11 @@ void Run<Real>::maxima(bool first) {
   plain.resize(whole.stages);
   for (int64_t k = 0; k < whole.stages; ++k)
     if (first || stages[k].table_item) plain[k].clear();
-  each_stage(false, false, [&](const Stage& g, At s) {
+  // Those of a matrix are found step by step.
+  bool whole_series = true;
+  for (const Series& one : series) whole_series &= !losses[stages[one.link].slot];
+  each_stage(false, whole_series, [&](const Stage& g, At s) {
+    if (Series* one = whole_series ? first_of_series(g, s.s) : nullptr) return series_maxima(*one);
     if (g.kind == kKindSum) sum_maxima(g, s);
     else if (g.kind == kKindOver) over_maxima(g, s);
     else link_maxima(g, s);

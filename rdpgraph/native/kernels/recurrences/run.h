@@ -24,6 +24,9 @@ template <typename Real> Real faint(int64_t terms) {
 constexpr double kWide = 64;     // nats, up to which float32 keeps 18 binary digits after the point
 constexpr int64_t kBlock = 64;   // rows of a product
 constexpr int64_t kKept = 256;   // rows whose outer products are added to a gradient together
+constexpr int64_t kTerms = 64;           // terms of a pair's cell that are drawn from at once
+constexpr int64_t kManyDraws = 16;       // of an item, for which terms are kept
+constexpr int64_t kRemembered = 1 << 22; // numbers of terms that are kept for the draws of an item
 
 // Values from low to high, none where high is below low.
 struct Span { int64_t low, high; };
@@ -548,6 +551,8 @@ template <typename Real> struct Run {
       if (losses[f->slot]) raise(losses[f->slot], line_of(*f, 0, s, p, r), from, depth);
   }
   std::vector<std::vector<Real>> plain;  // the matrices of pairs, by stage
+  void prepare_maxima(bool shared);
+  void series_maxima(Series& one);
   void sum_maxima(const Stage& g, At s);
   template <typename Visit>
   void matrix_maxima(const Real* loss, const Real* rows, int64_t depth, const Real* matrix, int64_t hop, int64_t n,
@@ -574,20 +579,53 @@ template <typename Real> struct Run {
   void shake(const Series& one, int64_t step);
   void shake(const Cell& cell, int64_t item);
 
+  // What was found of an item's cells that several draws go through, by cell and, of its terms, by number: the
+  // exponentials of all terms (-1), of the splits of a pair of labels k (-2 - k), and what a term k reads.
+  struct Memory {
+    struct Known { int64_t at, what, first, count; Real sum; };
+    std::vector<Known> known;  // by a hash of both; `at` below 0: none
+    size_t count = 0;
+    std::vector<Real> terms;
+    std::vector<std::pair<int64_t, int64_t>> reads;  // slots and places
+    size_t place_of(int64_t at, int64_t what) const {
+      return (uint64_t(at) * 0x9e3779b97f4a7c15ull + uint64_t(what) * 0xbf58476d1ce4e5b9ull) >> 20 & (known.size() - 1);
+    }
+    const Known* find(int64_t at, int64_t what) const;
+    void put(const Known& one);
+    void clear() { std::fill(known.begin(), known.end(), Known{-1, 0, 0, 0, 0}), count = 0, terms.clear(), reads.clear(); }
+  };
+  Memory memory;
+  bool remembers = false;
+  typename Memory::Known remember(int64_t at, int64_t what, bool by_labels);
+  int64_t recall(const typename Memory::Known& one);
+  template <typename Reach> void draw_known(int64_t at, int64_t item, Reach reach);
+  void splits_of(const Cell& cell, int64_t item, int64_t k);
+  bool is_in_series(int64_t at) const {
+    if (series.empty()) return false;
+    const Cell cell = cell_at(at);
+    return series_of(*cell.g, cell.s.s) != nullptr;
+  }
+
   uint64_t state = 0;
   uint64_t bits();
   double uniform() { return double(bits() >> 11) * 0x1p-53; }
   // Begins a stream of random numbers; those of seeds that follow one another have nothing in common.
   void seed(uint64_t number) { state = number, state = bits(); }
   int64_t pick(bool best);
+  template <bool best> bool pair_line(const Cell& cell, int64_t item);
   template <bool best> int64_t choose_pair(const Cell& cell, int64_t item);
   std::vector<Real> columns;
-  int64_t choose(Real sum);
-  void prepare_descend(bool best);
+  int64_t choose(const Real* line, int64_t many, Real sum);
+  void prepare_descend(bool best, bool exact, int64_t derivations);
   void line_of_series(const Series& one, int64_t item, int64_t step, int64_t v);
   int64_t label_before(const Series& one, int64_t item, int64_t step, int64_t v, bool best);
   template <typename Visit> int64_t descend_series(const Series& one, int64_t item, int64_t step, int64_t v, bool best, Visit visit);
-  template <typename Visit> void descend(int64_t item, int64_t goal, bool best, Visit visit);
+  template <typename Reach> void each_read_through(const Cell& cell, int64_t item, int64_t term, Reach reach);
+  struct Path { uint64_t state; std::vector<int64_t> waiting; };  // a derivation on its way: cells that are to be read
+  std::vector<Path> paths;
+  template <typename Visit> void descend_once(int64_t item, std::vector<int64_t>& waiting, bool best, Visit visit);
+  template <typename Noise, typename Visit>
+  void descend(int64_t item, int64_t goal, int64_t draws, bool best, uint64_t first_seed, Noise noise_of, Visit visit);
 
   // ---- passes (passes.h) ----
 

@@ -141,10 +141,13 @@ template <typename Real> struct Team {
   // Losses of the best derivations that use an entry, item by item: no two items share them.
   void maxima(Real* const* data, Real* const* losses, const int64_t* apart) {
     take(data), other.resize(runs.size());
+    move(other[0], losses, apart, 0), runs[0]->losses = other[0].data();
+    runs[0]->prepare_maxima(true);
     each_run([&](Run<Real>& run, int64_t k) {
       for (int64_t item = first_of(k); item < first_of(k + 1); ++item) {
         take(k, data, item, 1), move(other[k], losses, apart, item);
-        run.losses = other[k].data(), run.maxima(item == first_of(k));
+        run.losses = other[k].data();
+        run.prepare_maxima(false), run.maxima(item == first_of(k));
       }
     });
   }
@@ -169,16 +172,17 @@ template <typename Real> struct Team {
   void descend(Real* const* data, const int64_t* cells, int64_t draws, bool best, uint64_t seed, Visit visit,
                const Real* noise = nullptr, int64_t noisy = 0, int64_t numbers = 0) {
     take(data);
-    runs[0]->prepare_descend(best);
+    const bool exact = best || noise;
+    runs[0]->prepare_descend(best, exact, batch * draws);
     each_run([&](Run<Real>& run, int64_t k) {
-      if (k) run.prepare_descend(best);
+      if (k) run.prepare_descend(best, exact, batch * draws);
+      run.remembers = !exact && draws >= kManyDraws, run.noisy = noisy;
       for (int64_t item = 0; item < run.batch; ++item) {
         const int64_t of_all = first_of(k) + item;
-        for (int64_t draw = 0; cells[of_all] >= 0 && draw < draws; ++draw) {
-          run.seed(seed + uint64_t(of_all) * draws + draw);
-          run.noise = noise ? noise + (draw * batch + of_all) * numbers : nullptr, run.noisy = noisy;
-          run.descend(item, cells[of_all], best, [&](int64_t slot, int64_t at) { visit(k, draw, of_all, slot, at); });
-        }
+        if (cells[of_all] < 0) continue;
+        run.descend(item, cells[of_all], draws, best, seed + uint64_t(of_all) * draws, [&](int64_t draw) {
+          return noise ? noise + (draw * batch + of_all) * numbers : nullptr;
+        }, [&](int64_t draw, int64_t slot, int64_t at) { visit(k, draw, of_all, slot, at); });
       }
     });
   }
@@ -203,9 +207,9 @@ template <typename Real> struct Team {
   template <typename Visit>
   void k_best(Real* const* data, const int64_t* cells, int64_t goals, int64_t most, int64_t* counts, Visit visit) {
     take(data);
-    runs[0]->prepare_descend(true);
+    runs[0]->prepare_descend(true, true, batch * most);
     each_run([&](Run<Real>& run, int64_t k) {
-      if (k) run.prepare_descend(true);
+      if (k) run.prepare_descend(true, true, batch * most);
       for (int64_t item = 0; item < run.batch; ++item) {
         const int64_t of_all = first_of(k) + item;
         if (!counts[of_all]) continue;
