@@ -74,8 +74,8 @@ class CosetDecoder:
     Args:
         model: without a batch.
         keep: the number of states kept, as for `ParityModel.kept`; None: exact.
-        calibration: what `calibrated` measured; None: 2,000 shots are simulated when a confidence
-            is first needed.
+        calibration: what `calibrated` measured; None: 100 to 2,000 shots are simulated when a
+            confidence is first needed, fewer the longer they take.
 
     Raises:
         ModelError: no `ParityModel`, or one with batch dims.
@@ -162,10 +162,19 @@ class CosetDecoder:
         some = ~_is_known(found.interval, shots) & (found.share > 0)
         return replace(self, calibration=Calibration.of(found.doubt[some], wrong[some], shots))
 
+    @property
+    def _shots(self) -> int:
+        """The number of shots that the confidence is measured on."""
+        if self.calibration is not None:
+            return self.calibration.shots
+        work = max(len(self.model.checks.columns), 1) * (self.keep or 1)
+        least, most = tuning.SIMULATED_SHOTS
+        return int(min(max(tuning.SIMULATED_WORK / work, least), most))
+
     @cached_property
     def _default(self) -> "Calibration":
         """The calibration that is measured where none is given; always of the same draws."""
-        decoder = self.calibrated(_SHOTS, generator=torch.Generator().manual_seed(0))
+        decoder = self.calibrated(self._shots, generator=torch.Generator().manual_seed(0))
         assert decoder.calibration is not None
         return decoder.calibration
 
@@ -173,8 +182,9 @@ class CosetDecoder:
     def decode_observables(self, syndromes: Any) -> Decoded:
         """Decide on shots (*batch, checks), -1 where a check is erased.
 
-        On kept states the first call may simulate 2,000 shots for their confidence, which takes as
-        long as 2,000 decisions; `calibrated` sets their number, and `decide` does without.
+        On kept states the first call may simulate shots for their confidence, 100 to 2,000 by the
+        number of errors and of states, of which each takes as long as a decision. `calibrated` sets
+        their number, and `decide` does without.
 
         Raises:
             EvidenceError: syndromes of another length.
@@ -184,9 +194,8 @@ class CosetDecoder:
         if self.keep is None:
             return found
         # What the simulated shots tell holds for shots that are drawn as they are.
-        shots = _SHOTS if self.calibration is None else self.calibration.shots
         erased = (given < 0).any(-1).to(found.share.device)
-        known = _is_known(found.interval, shots) | erased | (found.share == 0)
+        known = _is_known(found.interval, self._shots) | erased | (found.share == 0)
         if bool(known.all()):
             return found
         calibration = self._default if self.calibration is None else self.calibration
@@ -298,8 +307,6 @@ class Calibration:
         return self.chances.to(doubts)[group], self.standard_errors.to(doubts)[group]
 
 
-_SHOTS = 2000
-"""Shots that are simulated where no calibration is given."""
 _WRONG, _GROUPS = 20, 20
 """Wrong decisions of a group, whose rate is then known to about a quarter; groups at most."""
 

@@ -228,6 +228,81 @@ def test_kept_states_are_those_that_later_checks_explain():
     assert missing.mean() < 0.35  # a fixed factor for each event that is left loses 0.9
 
 
+def test_default_simulates_fewer_shots_where_they_take_long():
+    """The confidence is at most that of as many right decisions, whose number is by the work."""
+    short, long = memory(4, 2, 0.02), memory(4, 100, 0.001)
+    ends = []
+    for model, keep in ((short, 2), (long, 2), (long, 8000)):
+        decoder = decoding.CosetDecoder(model, keep=keep)
+        ends.append(decoder._shots)
+    assert ends[0] == ends[1] == 2000
+    assert 100 <= ends[2] < 2000
+
+
+def test_a_circuit_of_many_errors_is_decided_as_exactly():
+    model = memory(3, 500, 0.003)
+    syndromes = shots_of(model, 20)[0]
+    exact = decoding.CosetDecoder(model).decode_observables(syndromes)
+    few = decoding.CosetDecoder(model, keep=8).decide(syndromes)
+    sure = exact.confidence > 0.6
+    assert torch.equal(few[sure], exact.observables[sure])
+
+
+@pytest.mark.long
+def test_a_circuit_of_a_hundred_thousand_errors_is_no_table():
+    """Its matrix of checks and errors would have 4 * 10^9 entries."""
+    model = memory(3, 20_000, 0.001)
+    assert len(model.checks.columns) > 100_000
+    syndromes = torch.zeros(2, model.checks.num_checks, dtype=torch.int8)
+    syndromes[1, 1000:40_000:2000] = 1
+    exact = decoding.CosetDecoder(model).decode_observables(syndromes)
+    few = decoding.CosetDecoder(model, keep=16).decode_observables(syndromes)
+    assert torch.equal(few.observables, exact.observables)
+    torch.testing.assert_close(few.confidence, exact.confidence)
+
+
+def test_soft_measurements_are_decoded_with_log_odds_of_their_own():
+    """Each shot has its own rates, as of analog readouts: a batch of models, and singles."""
+    hard, draw = memory(3, 4, 0.05), torch.Generator().manual_seed(0)
+    odds = hard.unary[:, 1] - hard.unary[:, 0]
+    odds = odds + torch.randn(6, len(odds), generator=draw, dtype=torch.float64)
+    soft = rg.ParityModel(hard.checks, odds)
+    syndromes = shots_of(hard, 6)[0]
+    given = soft.condition(syndromes)
+    kept = given.kept(5)
+    lower, upper = kept.interval
+    exact = given.coset_probabilities()
+    assert bool(((lower <= exact + 1e-12) & (exact <= upper + 1e-12)).all())
+    for at in range(6):
+        single = rg.ParityModel(hard.checks, odds[at]).condition(syndromes[at])
+        torch.testing.assert_close(single.kept(5).log_cosets, kept.log_cosets[at])
+        torch.testing.assert_close(single.kept(5).log_kept, kept.log_kept[at])
+        alone = decoding.CosetDecoder(rg.ParityModel(hard.checks, odds[at]))
+        found = alone.decode_observables(syndromes[at])
+        torch.testing.assert_close(found.confidence, exact[at].amax())
+
+
+@pytest.mark.parametrize("kind", ["color_code:memory_xyz", "surface_code:rotated_memory_x"])
+def test_codes_of_stim_are_decided_by_kept_states_as_exactly(kind):
+    stim = pytest.importorskip("stim", reason="stim writes the circuit")
+    circuit = stim.Circuit.generated(
+        kind, distance=3, rounds=2, after_clifford_depolarization=0.01,
+        before_measure_flip_probability=0.01,
+    )  # fmt: skip
+    model = rg.ParityModel.from_dem(circuit.detector_error_model())
+    syndromes = circuit.compile_detector_sampler(seed=0).sample(60)
+    exact = decoding.CosetDecoder(model).decode_observables(syndromes)
+    few = decoding.CosetDecoder(model, keep=40)
+    sure = exact.confidence > 0.9
+    assert int(sure.sum()) > 40
+    assert torch.equal(few.decide(syndromes)[sure], exact.observables[sure])
+    lower, upper = few._decode(syndromes, bounded=True).interval
+    right = model.condition(syndromes).coset_probabilities()
+    chosen = few.decide(syndromes) << torch.arange(model.checks.num_observables)
+    right = right.gather(1, chosen.sum(1, keepdim=True)).squeeze(1)
+    assert bool(((lower <= right + 1e-12) & (right <= upper + 1e-12)).all())
+
+
 def test_windows_of_a_long_memory_decide_as_the_whole_does():
     model = memory(5, 30, 0.02)
     syndromes = shots_of(model, 300)[0]
