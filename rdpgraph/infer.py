@@ -12,7 +12,6 @@ from rdpgraph._core.compiler import opaque
 from rdpgraph._core.portable import tensors_in
 from rdpgraph.errors import ModelError
 from rdpgraph.estimate.estimator import Estimator, Exact, Model, Problem
-from rdpgraph.interface.sites import free_variables
 from rdpgraph.interface.structure import Structure
 from rdpgraph.model.graph import FactorGraph
 from rdpgraph.plan.plan import Plan
@@ -229,6 +228,8 @@ def _under(
         if isinstance(count := getattr(estimator, what, None), int) and count > 1
     )
     if isinstance(model, FactorGraph):
+        from rdpgraph.interface.sites import free_variables
+
         declared = int(free_variables(model).sum()), model.num_factors
     else:
         from rdpgraph.engines.recognised import plan_of

@@ -149,7 +149,7 @@ def test_what_is_not_asked_is_not_imported(count):
     away |= {"rdpgraph.engines.loopy", "rdpgraph.engines.reduction", "rdpgraph.structures"}
     away |= {"rdpgraph.recurrences", "rdpgraph.schedulers.auction"}
     assert not [name for name in loaded if any(name.startswith(one) for one in away)]
-    assert len(loaded) <= 62
+    assert len(loaded) <= 65
 
 
 @pytest.mark.long
@@ -157,8 +157,9 @@ def test_a_structure_is_imported_where_a_graph_may_be_one():
     code = """
 import torch
 import rdpgraph as rg
-x = rg.VariableArray("x", (500,), 2)
-model = rg.FactorGraph([rg.FactorBlock((x[1:], x[:-1]), rg.Table(torch.eye(2)))])
+x = rg.VariableArray("x", (9,), 2)
+tables = rg.Table(torch.zeros(2, 8, 2, 2))  # a batch, which is no small graph
+model = rg.FactorGraph([rg.FactorBlock((x[1:], x[:-1]), tables)])
 assert rg.infer(model).status.route == "structure"
 """
     loaded = modules_after(code)

@@ -17,12 +17,12 @@ from rdpgraph._core.notebook import panel, picture
 from rdpgraph._core.numbers import lowest
 from rdpgraph._core.portable import field_names, in_full_precision
 from rdpgraph.errors import ModelError, UnsupportedError
-from rdpgraph.interface.sites import Sites
 from rdpgraph.logspace.gradients import by_autograd, expectations
 from rdpgraph.model.graph import FactorGraph
 
 if TYPE_CHECKING:
     from rdpgraph.interface.masks import Masks
+    from rdpgraph.interface.sites import Sites
 
 _WIDTH = 120  # characters shown of a value that is no tensor
 
@@ -344,7 +344,7 @@ class Structure(Opaque, ABC):
         """
         return None
 
-    def sites(self) -> Sites | None:
+    def sites(self) -> "Sites | None":
         """Sites that estimators choose states of, and the structure on those; None: not supported.
 
         Example:

@@ -25,7 +25,6 @@ from rdpgraph.model.block import (
     pictured,
     tabulated,
 )
-from rdpgraph.model.conditional import Conditional, Network, network_factors, parents_drawn
 from rdpgraph.model.domain import Domain, Entry, Named
 from rdpgraph.model.evidence import (
     MISSING,
@@ -42,6 +41,8 @@ from rdpgraph.model.variable import Variable, VariableArray
 
 if TYPE_CHECKING:
     from pandas import DataFrame, Series  # pyright: ignore
+
+    from rdpgraph.model.conditional import Conditional, Network
 
     Evidence = Mapping[Any, Any] | Sequence[Mapping[Any, Any]] | DataFrame | Series
 
@@ -132,7 +133,7 @@ class FactorGraph(Opaque):
 
     @classmethod
     def bayesian_network(
-        cls, conditionals: Iterable[Conditional], *, tolerance: float = 1e-4
+        cls, conditionals: "Iterable[Conditional]", *, tolerance: float = 1e-4
     ) -> Self:
         """The graph of a Bayesian network, its tables checked; its factors are over (x, *parents).
 
@@ -155,6 +156,8 @@ class FactorGraph(Opaque):
             rdpgraph.errors.ModelError: The probabilities of 'wet' given rain=yes sum to 0.9, ...
         """
         items = list(conditionals)
+        from rdpgraph.model.conditional import network_factors
+
         return cls(network_factors(items, tolerance), [child for child, _, _ in items])
 
     @property
@@ -365,7 +368,9 @@ class FactorGraph(Opaque):
             yield Factor(tuple(map(self.domain.variable, scope)), Table.from_logs(table))
 
     @cached_property
-    def _network(self) -> Network:
+    def _network(self) -> "Network":
+        from rdpgraph.model.conditional import Network
+
         return Network.read(self.domain, self.blocks)
 
     def parents(self, variable: Named) -> tuple[Variable, ...]:
@@ -442,5 +447,7 @@ class FactorGraph(Opaque):
 
     def _repr_html_(self) -> str:
         few = self.num_variables <= MOST_PICTURED
+        from rdpgraph.model.conditional import parents_drawn
+
         parents = parents_drawn(self.domain, self.blocks) if few else None
         return pictured(repr(self), self.domain, self.blocks, parents)

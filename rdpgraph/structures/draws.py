@@ -12,8 +12,6 @@ from rdpgraph._core.masked import present
 from rdpgraph._core.numbers import is_real, is_whole
 from rdpgraph.errors import ModelError
 from rdpgraph.model.graph import FactorGraph
-from rdpgraph.model.rewrites import tempered
-from rdpgraph.plan.plan import require_room
 
 Pick = Callable[[Tensor], Tensor]
 """Chooses an entry of each row of log-values (Q, M), as (Q,)."""
@@ -25,6 +23,8 @@ def checked_count(count: int, shape: Sequence[int] = ()) -> int:
     """A valid number of draws of a shape; else `ModelError`, or `BudgetError` if too large."""
     if not is_whole(count):
         raise ModelError(f"Samples need a count of draws, a whole number >= 0; got {count!r:.80}.")
+    from rdpgraph.plan.plan import require_room  # chains are declared without plans
+
     require_room(8.0 * count * math.prod(shape), f"{count:,} draws")
     return int(count)
 
@@ -33,6 +33,8 @@ def checked_best(name: str, k: int, shape: Sequence[int]) -> int:
     """A valid k for the k best of a shape; else `ModelError`, or `BudgetError` if too large."""
     if not is_whole(k, 1):
         raise ModelError(f"{name}.k_best needs a whole k >= 1; got {k!r:.80}.")
+    from rdpgraph.plan.plan import require_room
+
     require_room(8.0 * k * math.prod(shape), f"The {k:,} best of {name}")
     return int(k)
 
@@ -127,6 +129,8 @@ def perturbed_graph(
     checked_temperature(temperature)
     like = torch.zeros((), dtype=graph.dtype, device=graph.device)
     noise = gumbel((*graph.batch_shape, graph.domain.total_states), like, generator)
+    from rdpgraph.model.rewrites import tempered
+
     return tempered(graph, temperature, noise)
 
 

@@ -64,6 +64,12 @@ class Factors:
         return torch.from_numpy(np.concatenate(parts).astype(np.int64))
 
     @cached_property
+    def owners(self) -> Integers:
+        """(entries,) number of each entry's table."""
+        counts = np.diff(self.starts, append=self.entries)
+        return np.repeat(np.arange(len(counts)), counts)
+
+    @cached_property
     def targets(self) -> Tensor:
         """(F,) place of each factor's counts, beside those of its table's entries."""
         return torch.from_numpy(self.offsets)
@@ -107,8 +113,7 @@ class Factors:
         if not peaks.max(initial=-math.inf) < math.inf:
             return None
         peaks[peaks == -math.inf] = 0.0
-        counts = np.diff(self.starts, append=self.entries)
-        values = logs - np.repeat(peaks, counts)
+        values = logs - peaks[self.owners]
         least = np.minimum.reduceat(np.where(values > -math.inf, values, 0.0), self.starts)
         np.exp(values, out=values)
         parts = logs, values, peaks[self.tables], np.exp(least)[self.tables]

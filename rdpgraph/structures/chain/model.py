@@ -12,7 +12,6 @@ from torch import Tensor
 from rdpgraph._core import tuning
 from rdpgraph._core.types import ArrayLike
 from rdpgraph.errors import ModelError
-from rdpgraph.interface.masks import Masks
 from rdpgraph.interface.sites import Sites
 from rdpgraph.interface.structure import Match, Structure
 from rdpgraph.logspace.gradients import by_autograd, possible_alone
@@ -35,10 +34,12 @@ from rdpgraph.structures.chain.constructors import (
 )
 from rdpgraph.structures.chain.decode import KBest
 from rdpgraph.structures.chain.factors import flat_lengths
-from rdpgraph.structures.chain.masks import ChainMasks
 from rdpgraph.structures.chain.recognition import chain_graph, neighbours_of, recognised
 from rdpgraph.structures.chain.steps import ChainTensors, Parts, RankTensors
 from rdpgraph.structures.draws import checked_best, checked_count, require_generator
+
+if TYPE_CHECKING:
+    from rdpgraph.interface.masks import Masks
 
 
 @dataclass(frozen=True, eq=False)
@@ -327,8 +328,10 @@ class Chain(Structure):
         """
         return self._shaped(recursion.filtered(*self._given()))
 
-    def masks(self) -> Masks:
+    def masks(self) -> "Masks":
         """The questions of masks: whether each step is in each state."""
+        from rdpgraph.structures.chain.masks import ChainMasks  # few prune chains
+
         return ChainMasks(self, self.transition, self.lengths)
 
     def restrict(self, states: Tensor, log_weights: Tensor) -> "Chain":
