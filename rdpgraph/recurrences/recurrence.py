@@ -214,7 +214,8 @@ class Bound:
             number = torch.searchsorted(begins, every, right=True) - 1
             apart = (number < 0) | (number == begins.shape[1] - 1)
             number = torch.where(apart, self.program.ranges[axis].evaluate(self._sizes), number)
-            number = number.view(-1, *[1] * (len(names) - entries.ndim), *entries.shape)
+            lead = len(begins), *[1] * (len(names) - entries.ndim)  # also without entries
+            number = number.view(*lead, *entries.shape)
             values[axis] = number - (row.at - axis).evaluate(self._sizes)
         # Entries outside of the data are read by no rule.
         index = [
