@@ -37,13 +37,11 @@ from rdpgraph.recurrences.semirings import LogSum
 _POINTER, _SIZE = ctypes.c_void_p, ctypes.c_int64
 _SIGNATURES = {
     "work": (ctypes.c_double, [_POINTER]),
-    "up": (_POINTER, [*[_POINTER] * 6, *[_SIZE] * 5, _POINTER]),
+    "up": (_POINTER, [*[_POINTER] * 6, *[_SIZE] * 5, _POINTER, _POINTER, _SIZE, *[_POINTER] * 2]),
     "down": (None, [_POINTER] * 3),
     "along": (None, [_POINTER] * 3),
     "second": (None, [_POINTER] * 2),
     "maxima": (None, [_POINTER] * 4),
-    "unsound": (_SIZE, [_POINTER]),
-    "is_far": (_SIZE, [_POINTER]),
     "descend": (_SIZE, [*[_POINTER] * 3, *[_SIZE] * 3]),
     "states": (None, [*[_POINTER] * 3, *[_SIZE] * 6, *[_POINTER] * 2]),
     "k_best_states": (None, [*[_POINTER] * 3, *[_SIZE] * 2, _POINTER, *[_SIZE] * 3, _POINTER]),
@@ -90,6 +88,30 @@ class Records:
     level: Mapping[str, int]
 
 
+@dataclass(frozen=True, eq=False)
+class Layout:
+    """A program at the shapes and lengths of a call.
+
+    Attributes:
+        records: at the sizes.
+        items: how many.
+        goals: where they are.
+        steps: (goals, items) the steps that compute them.
+        ends: (2, goals, items) their cells and levels; the cell is -1 where there is none, and -2
+            where it is before the first one.
+        checked: how many numbers each input has, 0 for whole numbers.
+        apart: the bytes from one item's tables to the next one's, and likewise of each input.
+    """
+
+    records: Records
+    items: int
+    goals: tuple["Goal", ...]
+    steps: Tensor
+    ends: Tensor
+    checked: "array[int]"
+    apart: "array[int]"
+
+
 class Plan:
     """A program as the executor takes it, and its records at the sizes that were seen."""
 
@@ -97,7 +119,9 @@ class Plan:
         """Lower a program; UnloweredError where the executor lacks a stage for it."""
         self.program, self.lowered = program, lower(program)
         self._known: dict[tuple[object, ...], Records] = {}
-        self._goals: dict[tuple[object, ...], tuple[Goal, ...]] = {}
+        self._layouts: dict[tuple[object, ...], Layout] = {}
+        self.whole = tuple(one.whole for one in program.inputs)
+        self.first = self.whole.index(False)  # the first input of logs
 
     def records(self, sizes: Mapping[str, int], strides: Sequence[int]) -> Records:
         """The records at some sizes, for inputs whose items are so many numbers apart."""
@@ -111,7 +135,7 @@ class Plan:
                 size, levels = size + count, levels + rows
             if len(self._known) >= _PLANS:
                 self._known.clear()
-                self._goals.clear()
+                self._layouts.clear()
             work = _function("work", torch.float32)(_address(numbers))
             known = self._known[key] = Records(numbers, size, levels, work, at, level)
         return known
@@ -130,26 +154,58 @@ class Plan:
             )
         return found
 
-    def goals(
-        self, lengths: Mapping[str, Tensor | int], sizes: Mapping[str, int], records: Records,
-        items: int,
-    ) -> tuple["Goal", ...]:  # fmt: skip
-        """Where the goals of each item are; kept for some of the lengths of few items."""
-        several, key = any(isinstance(each, Tensor) for each in lengths.values()), None
-        if not several or items <= _FEW_ITEMS:
-            known = (x.tolist() if isinstance(x, Tensor) else [x] for x in lengths.values())
-            key = (id(records), items, *map(tuple, known))
-        found = self._goals.get(key) if key else None
+    def layout(
+        self, inputs: Sequence[Tensor], lengths: Mapping[str, Tensor | int],
+        sizes: Mapping[str, int],
+    ) -> Layout:  # fmt: skip
+        """What depends on shapes and lengths; kept for some of the lengths of few items."""
+        shapes = [x.shape for x in inputs]
+        key: list[object] | None = [*shapes, *sizes.values(), inputs[self.first].dtype]
+        for each in lengths.values():
+            if not isinstance(each, Tensor):
+                key.append(each)
+            elif each.shape[0] <= _FEW_ITEMS:
+                key.append(tuple(each.tolist()))
+            else:
+                key = None
+                break
+        found = self._layouts.get(tuple(key)) if key else None
         if found is None:
             with torch.inference_mode(mode=False):  # the next call may be outside of it
-                found = tuple(
-                    self._goal(goal, lengths, sizes, records, items) for goal in self.program.goals
-                )
+                found = self._laid_out(inputs, lengths, sizes)
             if key:
-                if len(self._goals) >= _PLANS:
-                    self._goals.clear()
-                self._goals[key] = found
+                if len(self._layouts) >= _PLANS:
+                    self._layouts.clear()
+                self._layouts[tuple(key)] = found
         return found
+
+    def _laid_out(
+        self, inputs: Sequence[Tensor], lengths: Mapping[str, Tensor | int],
+        sizes: Mapping[str, int],
+    ) -> Layout:  # fmt: skip
+        counts = [x.shape[0] for x in inputs]
+        items = max(counts + [x.shape[0] for x in lengths.values() if isinstance(x, Tensor)])
+        numbers = [x.numel() for x in inputs]
+        strides = [
+            size // count if count > 1 else 0 for size, count in zip(numbers, counts, strict=True)
+        ]
+        records = self.records(sizes, strides)
+        goals = tuple(
+            self._goal(goal, lengths, sizes, records, items) for goal in self.program.goals
+        )
+        # Of an item without a cell nothing is read.
+        cells = torch.stack([
+            goal.cells.masked_fill(~goal.inside, -1).masked_fill(goal.before, -2) for goal in goals
+        ])  # fmt: skip
+        width = inputs[self.first].element_size()
+        kinds = list(zip(numbers, strides, self.whole, strict=True))
+        return Layout(
+            records, items, goals,
+            torch.stack([goal.steps for goal in goals]),
+            torch.stack([cells, torch.stack([goal.rows for goal in goals])]),
+            array("q", [0 if whole else size for size, _, whole in kinds]),
+            array("q", [width * records.size, *((8 if w else width) * n for _, n, w in kinds)]),
+        )  # fmt: skip
 
     def _goal(
         self, goal: Read, lengths: Mapping[str, Tensor | int], sizes: Mapping[str, int],
@@ -228,14 +284,6 @@ class Goal:
     plain: bool
     size: int
 
-    def value(self, run: "_Run") -> Tensor:
-        """(items,) the logs, in float64."""
-        levels = run.flat_levels.index_select(0, self.rows)
-        logs = run.flat_values.index_select(0, self.cells) + levels
-        if self.plain:
-            return logs
-        return torch.where(self.before, 0.0, torch.where(self.inside, logs, -torch.inf))
-
     def reached(self, possible: Tensor) -> Tensor:
         """(items,) whether derivations go through the goal, of the items that have any."""
         return possible if self.plain else possible & self.inside & ~self.before
@@ -292,8 +340,8 @@ class _Run:
         with torch.inference_mode(mode=False):  # the next call of these sizes may be outside of it
             self.values = torch.empty(items, records.size or 1, dtype=dtype, device="cpu")
             self.levels = torch.empty(items, records.levels or 1, dtype=torch.float64, device="cpu")
-        self.flat_values, self.flat_levels = self.values.view(-1), self.levels.view(-1)
         self.records = records
+        self.found = array("q", [0, 0])  # whether inputs were unsound, and sums far from 0
         self.spare: dict[str, Tensor] = {}
         self.keep: tuple[Any, ...] = ()  # what the state points to
 
@@ -381,48 +429,32 @@ def run_up(
     plan = plan_of(program)
     assert plan is not None
     inputs = tuple(x.detach().contiguous() for x in inputs)
-    counts = [x.shape[0] for x in inputs]
-    sized = [x.shape[0] for x in lengths.values() if isinstance(x, Tensor)]
-    items = max(counts + sized)
-    sizes_of = [x.numel() for x in inputs]
-    strides = [
-        size // count if count > 1 else 0 for size, count in zip(sizes_of, counts, strict=True)
-    ]
-    records = plan.records(sizes, strides)
-    whole = [one.whole for one in program.inputs]
-    dtype = inputs[whole.index(False)].dtype
-    key = (id(plan), id(records), items, dtype, best)
-    lease = _Lease(key, dtype, items, records)
+    layout = plan.layout(inputs, lengths, sizes)
+    records, items, dtype = layout.records, layout.items, inputs[plan.first].dtype
+    lease = _Lease((id(plan), id(records), items, dtype, best), dtype, items, records)
     run = lease.run
-    goals = plan.goals(lengths, sizes, records, items)
-    steps = goals[0].steps if len(goals) == 1 else torch.stack([goal.steps for goal in goals])
+    value = torch.empty(items, dtype=dtype, device="cpu")
     data = _pointers([run.values, *inputs])
-    logs = [not one for one in whole]
-    checked = array("q", [n if log else 0 for n, log in zip(sizes_of, logs, strict=True)])
-    width = dtype.itemsize
-    bytes_of = [width * records.size]
-    bytes_of += [(width if log else 8) * n for n, log in zip(strides, logs, strict=True)]
-    apart = array("q", bytes_of)
     # The state keeps what it was given, so that stays alive with it.
-    run.keep = (checked, apart, steps, records)
+    run.keep = (layout, records)
+    cells, found = layout.ends.data_ptr(), _address(run.found)
     run.handle = _function("up", dtype)(
-        _address(records.numbers), _address(data), run.levels.data_ptr(), steps.data_ptr(),
-        _address(apart), _address(checked), len(checked), items, int(best),
-        threads(records.work * items, items), int(keep), run.handle,
+        _address(records.numbers), _address(data), run.levels.data_ptr(), layout.steps.data_ptr(),
+        _address(layout.apart), _address(layout.checked), len(layout.checked), items, int(best),
+        threads(records.work * items, items), int(keep), run.handle, cells, len(layout.goals),
+        value.data_ptr(), found,
     )  # fmt: skip
-    if _function("unsound", dtype)(run.handle):
+    unsound, far = run.found
+    if unsound:
         for one, values in zip(program.inputs, inputs, strict=True):
             if not one.whole:
                 checked_log_values(f"{program.name}'s {one.name}", values)
-    if dtype == torch.float32 and not best and _function("is_far", dtype)(run.handle):
+    if dtype == torch.float32 and far:
         # Sums of numbers so far apart keep their digits in float64.
         wide = [x.double() if x.is_floating_point() else x for x in inputs]
         up = run_up(program, wide, lengths, sizes, best=False, keep=keep)
         return replace(up, value=up.value.to(dtype), dtype=dtype)
-    value = goals[0].value(run)
-    for goal in goals[1:]:
-        value = value + goal.value(run)
-    return Upward(plan, lease, inputs, goals, value.to(dtype), sizes, dtype)
+    return Upward(plan, lease, inputs, layout.goals, value, sizes, dtype)
 
 
 def _pointers(tensors: Sequence[Tensor | None]) -> "array[int]":
@@ -740,9 +772,7 @@ class _Call:
 
     def run_up(self, inputs: Sequence[Tensor], *, keep: bool = True) -> Upward:
         """A pass of log-sums."""
-        up = run_up(self.program, inputs, self.lengths, self.sizes, best=False, keep=keep)
-        # Nodes keep no tensor that leads back to them: leases would wait for the collector.
-        return replace(up, value=up.value.detach())
+        return run_up(self.program, inputs, self.lengths, self.sizes, best=False, keep=keep)
 
     def interpreted(self, *inputs: Tensor) -> Tensor:
         """(items,) log Z by the interpreter, which has all derivatives."""

@@ -20,15 +20,24 @@ int64_t record_bytes(int64_t which) { return kRecordBytes[which]; }
 double NAME(work)(const int64_t* records) { return Run<REAL>(records, nullptr).work(); }
 
 // Log-sums, or maxima if `best`, of all tables; `keep` what gradients and draws need of them. Returns the runs, which
-// are `known` if that is not null.
-// Apart from `data` and its kind, arrays must outlive the runs.
+// are `known` if that is not null. Apart from `data` and its kind, arrays must outlive the runs.
+// `cells` has those of all goals, (goals, batch), -1 where there is none and -2 before the first one, and then where their
+// levels are; `value` gets the sums over goals. `found` gets whether an input had a NaN or +inf, and whether sums of
+// large numbers have lost digits of float32.
 void* NAME(up)(const int64_t* records, REAL* const* data, double* levels, const int64_t* ends,
                const int64_t* strides, const int64_t* counts, int64_t slots, int64_t batch, int64_t best,
-               int64_t threads, int64_t keep, void* known) {
+               int64_t threads, int64_t keep, void* known, const int64_t* cells, int64_t goals, REAL* value, int64_t* found) {
   Team<REAL>* team = known ? static_cast<Team<REAL>*>(known) : new Team<REAL>;
   team->records = records, team->strides = strides, team->counts = counts, team->levels = levels, team->ends = ends;
   team->slots = slots, team->batch = batch;
   best ? team->template up<true>(data, threads, false) : team->template up<false>(data, threads, keep);
+  found[0] = team->unsound, found[1] = !best && team->is_far();
+  for (int64_t item = 0; item < batch; ++item) {
+    double sum = 0;
+    for (int64_t k = item; k < goals * batch; k += batch)
+      sum += cells[k] == -2 ? 0.0 : cells[k] < 0 ? -INFINITY : data[0][cells[k]] + levels[cells[goals * batch + k]];
+    value[item] = REAL(sum);
+  }
   return team;
 }
 
@@ -51,12 +60,6 @@ void NAME(second)(void* team, REAL* const* seconds) { static_cast<Team<REAL>*>(t
 void NAME(maxima)(void* team, REAL* const* data, REAL* const* losses, const int64_t* apart) {
   static_cast<Team<REAL>*>(team)->maxima(data, losses, apart);
 }
-
-// Whether an input had a NaN or +inf.
-int64_t NAME(unsound)(void* team) { return static_cast<Team<REAL>*>(team)->unsound; }
-
-// Whether sums of large numbers have lost digits of float32.
-int64_t NAME(is_far)(void* team) { return static_cast<Team<REAL>*>(team)->is_far(); }
 
 // Derivations of a goal, whose cells are given, below 0 where there is none: the best, or draws. Returns
 // how many entries of inputs they read.

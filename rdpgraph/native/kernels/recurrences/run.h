@@ -301,6 +301,7 @@ template <typename Real> struct Run {
   // Where a link's rows at a place go: its own table, or the sum that reads it alone, times other factors.
   struct Target { const Stage* g; std::vector<Part> others; };
   std::vector<Target> targets;
+  bool is_alone(const Stage& g, At s, int64_t p) const;
   void find_targets(const Stage& g, At s, Span span);
   // The entries that a factor of a sum has for all labels or places.
   Line line_of(const Part& f, int64_t item) const {

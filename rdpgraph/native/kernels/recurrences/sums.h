@@ -49,6 +49,15 @@ void Run<Real>::collect_entries(const Stage& g, int64_t item, At s, int64_t firs
   }
 }
 
+// Whether a row of a sum has one entry alone.
+template <typename Real>
+bool Run<Real>::is_alone(const Stage& g, At s, int64_t p) const {
+  int64_t many = 0;
+  for (const Alternative* a = alternatives + g.first; many < 2 && a < alternatives + g.first + g.count; ++a)
+    each_loop(*a, 0, s, p, [&](At, Span span) { many += span.high - span.low + 1; });
+  return many == 1;
+}
+
 // Where the rows of a link go, for the places of a step: into the sum that alone reads them, if its only
 // entry is the link there.
 template <typename Real>
@@ -57,7 +66,7 @@ void Run<Real>::find_targets(const Stage& g, At s, Span span) {
   for (int64_t p = span.low; p <= span.high; ++p) {
     Target& to = targets[p - span.low];
     to.g = &g, to.others.clear();
-    if (g.into < 0) continue;
+    if (g.into < 0 || !is_alone(stages[g.into], s, p)) continue;
     collect_entries(stages[g.into], 0, s, p, g.labels);
     if (fused_link() != &g - stages) continue;
     to.g = stages + g.into;
