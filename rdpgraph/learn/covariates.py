@@ -93,7 +93,7 @@ class _Fitted(Parameter):
         counts, *kept = statistics
         # Rows without counts, as those of other batches, say nothing.
         used = (counts.flatten(1).abs().sum(1) > 0).nonzero()[:, 0]
-        if not len(used) or not self._weights:
+        if not len(used) or not any(weight.numel() for weight in self.free()):
             return self
         counts, kept = counts[used], [part[used] for part in kept]
         mass = float(counts.sum())

@@ -304,3 +304,14 @@ def test_sampling_needs_covariates():
     assert not shown.requires_grad
     assert states.shape == (5,)
     assert isinstance(model.structure(drawn(4, 2)), rg.Chain)
+
+
+@pytest.mark.parametrize("states", [1, 2])
+def test_rates_without_any_jump_are_fitted_with_the_rest(states):
+    X = torch.stack([torch.arange(6.0), torch.ones(6)], 1)
+    none = torch.zeros(states, states, dtype=torch.bool)
+    model = learn.HMM(
+        states, learn.Gaussian(), transition=learn.Rates(states, allowed=none), covariates=[1]
+    ).fit(X, [3, 3])
+    torch.testing.assert_close(model.transition_.matrix(), torch.zeros(states, states).double())
+    assert math.isfinite(model.score(X, [3, 3]))
