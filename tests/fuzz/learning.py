@@ -21,6 +21,8 @@ def case(rng: np.random.Generator) -> int:
     """One model and its rows; how many rows."""
     if rng.random() < 0.25:
         return _dynamic(rng)
+    if rng.random() < 0.25:
+        return _driven(rng)
     make = [_network, _hidden, _grammar][int(rng.integers(3))]
     shapes, model, rows, configurations = make(rng)
     tables = {name: _table(rng, shape) for name, shape in shapes.items()}
@@ -134,6 +136,101 @@ def _dynamic(rng: np.random.Generator) -> int:
         codes = {name: decoded[name].cat.codes.tolist() for name in names}
         close("decoding", model.log_likelihood(codes, lengths), best, 1e-9)
     return len(lengths)
+
+
+class _Scores(torch.nn.Module):
+    """Scores that are linear in the last covariate, [from, to] or of each state."""
+
+    def __init__(self, rng: np.random.Generator, *shape: int) -> None:
+        super().__init__()
+        self.slope = torch.nn.Parameter(torch.tensor(rng.normal(size=shape)))
+        self.bias = torch.nn.Parameter(torch.tensor(rng.normal(size=shape)))
+
+    def forward(self, covariates: torch.Tensor) -> torch.Tensor:
+        each = covariates[:, -1].reshape(-1, *[1] * self.slope.ndim)
+        return each * self.slope + self.bias
+
+
+class _Numbers(_Scores):
+    """Log-likelihoods (rows, states) of a number whose mean depends on the last covariate."""
+
+    def forward(self, *inputs: torch.Tensor) -> torch.Tensor:
+        observed, covariates = inputs
+        return torch.distributions.Normal(super().forward(covariates), 1.0).log_prob(observed)
+
+
+def _driven(rng: np.random.Generator) -> int:
+    """A hidden Markov model driven by covariates: its series against sums over all paths."""
+    states = int(rng.integers(1, 4))
+    lengths = [int(rng.integers(0, 5)) for _ in range(int(rng.integers(1, 4)))]
+    if not sum(lengths):
+        return 0
+    X = rng.normal(size=(sum(lengths), 3))
+    X[rng.random(len(X)) < 0.2, 0] = np.nan
+    # Elapsed times, of which some are the same and some are none.
+    X[:, 1] = rng.choice([0.0, 0.5, float(rng.exponential())], len(X))
+    if rng.random() < 0.5:
+        square = (states, states)
+        allowed = rng.random(square) < 0.7
+        rates = rng.exponential(size=square) * allowed * (1 - np.eye(states))
+        transition = rg.learn.Rates(states, allowed=torch.tensor(allowed)).double()
+        with torch.no_grad():
+            listed = rates[allowed & ~np.eye(states, dtype=bool)]
+            transition.log_rates.copy_(torch.tensor(np.log(listed)))
+        moves = rates - np.diag(rates.sum(1))
+        tables = [_exponential(moves * float(time)) for time in X[:, 1]]
+    else:
+        transition = _Scores(rng, states, states)
+        slope, bias = transition.slope.detach().numpy(), transition.bias.detach().numpy()
+        scores = np.exp(X[:, -1, None, None] * slope + bias)
+        tables = [*(scores / scores.sum(-1, keepdims=True))]
+    numbers = _Numbers(rng, states)
+    slope, bias = numbers.slope.detach().numpy(), numbers.bias.detach().numpy()
+    means = X[:, -1:] * slope + bias
+    shown = np.exp(-((X[:, :1] - means) ** 2) / 2) / math.sqrt(2 * math.pi)
+    shown = np.where(np.isnan(X[:, :1]), 1.0, shown)
+    start = _table(rng, (states,))
+    with np.errstate(divide="ignore"):
+        begun = torch.tensor(np.log(start))
+    model = rg.learn.HMM(
+        states, rg.learn.Driven(numbers), transition=transition, covariates=[1, 2], start=begun,
+        limit=0,
+    )  # fmt: skip
+    total, began, chances = 0.0, 0, np.zeros((len(X), states))
+    for length in lengths:
+        mass, uses = 0.0, np.zeros((length, states))
+        for path in itertools.product(range(states), repeat=length):
+            p = 1.0
+            for step, state in enumerate(path):
+                row = began + step
+                p *= start[state] if not step else tables[row][path[step - 1], state]
+                p *= shown[row, state]
+            mass += p
+            for step, state in enumerate(path):
+                uses[step, state] += p
+        if not mass:
+            return 0  # no path explains the series
+        total += math.log(mass)
+        chances[began : began + length] = uses / mass
+        began += length
+    model.fit(X, lengths)
+    close("log-likelihood", np.array(model.score(X, lengths)), np.array(total), 1e-8)
+    close("smoothing", model.predict_proba(X, lengths).numpy(), chances, 1e-8)
+    history = model.set_params(limit=3, tolerance=0.0).fit(X, lengths).fit_.history
+    rises = all(b >= a - 1e-8 * (1 + abs(a)) for a, b in itertools.pairwise(history))
+    holds(f"the history {history} of a driven model never falls", rises)
+    return len(lengths)
+
+
+def _exponential(matrix: Array) -> Array:
+    """The exponential of a small matrix of rates, by its series after halvings."""
+    term = total = np.eye(len(matrix))
+    for power in range(1, 20):
+        term = term @ matrix / (64 * power)
+        total = total + term
+    for _ in range(6):
+        total = total @ total
+    return total
 
 
 def _table(rng: np.random.Generator, shape: tuple[int, ...]) -> Array:
