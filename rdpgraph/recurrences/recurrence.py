@@ -2,7 +2,8 @@
 
 import functools
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, Self
 
 import torch
@@ -526,6 +527,28 @@ class Bound:
         uses = executor.count_uses(up, reads, 1 if count is None else count)
         return self._by_name(uses, 1), self._batched(up.possible, 0)
 
+    def sums(self) -> "Sums":
+        """A pass of log-sums, of which several answers are read."""
+        up = self._run_up(best=False)
+        parts = functools.partial(self._expected_uses, up), functools.partial(self._entries_in, up)
+        return Sums(self._batched(up.value, 0), *parts)
+
+    def _expected_uses(self, up: executor.Upward | Derived, names: Sequence[str]) -> list[Tensor]:
+        given = [self.given[name] for name in names]
+        if not self._items:
+            return [torch.zeros_like(x) for x in given]
+        if isinstance(up, executor.Upward):
+            every = [array.name for array in self.program.inputs]
+            wanted = [name in names for name in every]
+            found = executor.run_down(up, torch.ones_like(up.value), wanted)
+            uses = {name: x for name, x in zip(every, found, strict=True) if x is not None}
+            return [uses[name].view_as(x) for name, x in zip(names, given, strict=True)]
+
+        def log_partition(*values: Tensor) -> Tensor:
+            return self._evaluated(self.given | dict(zip(names, values, strict=True)), LogSum())
+
+        return expectations(log_partition, given, tracked=False)[1]
+
     def _run_up(self, *, best: bool) -> executor.Upward | Derived:
         """A pass from which derivations are read: by compiled code where that serves."""
         if self._split is not None:
@@ -593,7 +616,12 @@ class Bound:
         The number of the draw and item, draw * items + item, the place among all that the other
         indices give, and the last index, (entries,) each; and whether each item has a derivation.
         """
-        up = self._run_up(best=count is None)
+        return self._entries_in(self._run_up(best=count is None), name, count, generator)
+
+    def _entries_in(
+        self, up: executor.Upward | Derived, name: str, count: int | None,
+        generator: torch.Generator | None,
+    ) -> tuple[tuple[Tensor, Tensor, Tensor], Tensor]:  # fmt: skip
         reads = executor.derivations(up, count, generator)
         return self._entries_read(name, up, reads), self._batched(up.possible, 0)
 
@@ -649,6 +677,25 @@ class Bound:
             goal = self._batched(goal, 0)
         enough = (goal.imag.detach() == wanted) & (goal.real.detach() > -torch.inf)
         return torch.where(enough, goal.real, -torch.inf)
+
+
+@dataclass(frozen=True, eq=False)
+class Sums:
+    """What is read of one pass of log-sums.
+
+    Attributes:
+        log_partition: (*batch,) nats, without gradient; -inf where nothing is possible.
+        expected_uses: given names of inputs, how often derivations are expected to use each entry,
+            in their shapes: the sum over items that share an input, and zero for impossible items.
+        entries_of: given the name of an input, how many draws, and a generator, the entries that
+            exact draws use, as from `Bound.entries_of`.
+    """
+
+    log_partition: Tensor
+    expected_uses: Callable[[Sequence[str]], list[Tensor]]
+    entries_of: Callable[
+        [str, int, torch.Generator | None], tuple[tuple[Tensor, Tensor, Tensor], Tensor]
+    ]
 
 
 def _rows_of(program: Program) -> list[tuple[Row, Affine]]:

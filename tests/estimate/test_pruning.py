@@ -135,7 +135,7 @@ def test_a_coarse_grammar_says_which_spans_are_likely():
     likely = LikelyBy(cheap, above=0.4)
     chosen = likely.questions(masks_of(model, rg.infer), rg.infer)
     assert torch.equal(chosen, cheap.span_marginals() > 0.4)
-    posterior = pruned(model, 60, likely=likely, chains=8)
+    posterior = pruned(model, 60, likely=likely, chains=32)
     assert_close(sweeps_of(posterior).answers, model.span_marginals(), rtol=0.0, atol=0.1)
 
 

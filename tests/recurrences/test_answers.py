@@ -40,6 +40,31 @@ def check(recurrence, derivations):
             close(marginals[array][item], means)
 
 
+@pytest.mark.parametrize("name", ["Trees", "Lattices", "Forests", "Tagged"])
+def test_one_pass_of_sums_has_the_answers_of_each_alone(name, by_torch):
+    recurrence = small(name, 0.3)
+    names = [array.name for array in recurrence.program.inputs if not array.whole]
+
+    def check():
+        sums, marginals = recurrence.sums(), recurrence.marginals()
+        close(sums.log_partition, recurrence.log_partition())
+        for key, uses in zip(names, sums.expected_uses(names), strict=True):
+            shape = recurrence.given[key].shape
+            close(uses, marginals[key].sum_to_size(shape))
+        generator = torch.Generator().manual_seed(0)
+        (row, place, state), possible = sums.entries_of(names[0], 1000, generator)
+        close(possible, sums.log_partition > -math.inf)
+        width = recurrence.given[names[0]].shape[-1]
+        assert bool((marginals[names[0]].flatten(1)[row % 3, place * width + state] > 0).all())
+        means = torch.zeros_like(marginals[names[0]]).flatten(1)
+        one = torch.full_like(row, 1e-3, dtype=means.dtype)
+        means.index_put_((row % 3, place * width + state), one, accumulate=True)
+        close(means, marginals[names[0]].flatten(1), atol=0.15, rtol=0.0)
+
+    check()
+    by_torch(check)
+
+
 @pytest.mark.parametrize("name", NAMES)
 def test_an_item_has_the_answers_that_it_has_alone(name):
     recurrence = small(name, 0.2)

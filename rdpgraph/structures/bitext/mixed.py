@@ -20,8 +20,7 @@ from rdpgraph.structures.bitext.emission import ORDERS, Boxes, Emission
 from rdpgraph.structures.bitext.mixed_rules import AROUND, PARTIAL, Listed, Nodes
 from rdpgraph.structures.checks import settle_lengths
 from rdpgraph.structures.compact.bispans import Bispans
-from rdpgraph.structures.compact.inside import LOWEST
-from rdpgraph.structures.compact.masked import LinkMasks, RuleMasked
+from rdpgraph.structures.compact.masked import LOWEST, LinkMasks, RuleMasked
 from rdpgraph.structures.grammar.trees import middle, parts_of
 from rdpgraph.structures.recurrence import Recurrence
 
@@ -65,9 +64,9 @@ class MixedMasks(LinkMasks):
         top &= kept.ends[3] == lengths[1][kept.item]
         tops = torch.full((items,), -1, device=logs.device)
         tops[kept.item[top]] = top.nonzero().squeeze(1)
-        listed = Listed.of(Nodes.of(kept, emission), logs, weights, tops, p + q)
+        listed = Listed.of(Nodes.of(kept, emission), logs, weights, tops)
         empty = (lengths[0] == 0) & (lengths[1] == 0)
-        return MaskedMixed(lead, listed.forest, listed.item, empty, self, kept, listed)
+        return MaskedMixed(lead, listed.forest, empty, self, kept, listed)
 
 
 @dataclass(frozen=True, eq=False)
@@ -87,7 +86,7 @@ class MaskedMixed(RuleMasked):
 
     def averages(self, chances: Tensor, used: Tensor, score: Tensor) -> Expected:
         """Aligned words, and bispans; ``"orders"``: the expected uses of each kind of rule."""
-        chances, item = chances[self.listed.place], self.owner[self.forest.whole]
+        chances, item = chances[self.listed.place], self.forest.item[self.forest.whole]
         seen = chances > 0
         counts = used.new_zeros(len(self.empty) * (PARTIAL + 1))
         counts.index_add_(0, item * (PARTIAL + 1) + self.listed.kind, used)
@@ -106,7 +105,7 @@ class MaskedMixed(RuleMasked):
     @cached_property
     def number(self) -> Tensor:
         """(nodes,) the bispan of each node; -1: none."""
-        number = torch.full((len(self.owner),), -1, device=self.owner.device)
+        number = torch.full((len(self.forest.item),), -1, device=self.forest.item.device)
         number[self.listed.place] = torch.arange(len(self.kept), device=number.device)
         return number
 
@@ -127,7 +126,7 @@ class MaskedMixed(RuleMasked):
         words = listed.words[ways[some]]
         both = (words[:, 1] > 0).all(1).nonzero().squeeze(1)
         some, words = some[both], words[both].long()
-        first = (self.owner[whole[some]] * (p + 1)).unsqueeze(1)
+        first = (self.forest.item[whole[some]] * (p + 1)).unsqueeze(1)
         add(words[:, :, 0] + first, words[:, :, 1], weights[some])
         # Words around a part, by inclusion and exclusion of both bispans.
         some = around.nonzero().squeeze(1)
@@ -347,8 +346,8 @@ class Every:
         zeros = torch.zeros(1, p, q, device=device)
         nodes = Nodes.of(kept, Emission(zeros, zeros.sum(2), zeros.sum(1)))
         none, free = torch.full((1,), -1, device=device), zeros.new_zeros(max(len(kept), PARTIAL))
-        listed = Listed.of(nodes, free[: len(kept)], free[:PARTIAL], none, p + q)
-        forest, total = listed.forest, len(listed.item)
+        listed = Listed.of(nodes, free[: len(kept)], free[:PARTIAL], none)
+        forest, total = listed.forest, len(listed.forest.item)
         bispan = torch.full((total,), len(kept), device=device)
         bispan[listed.place] = torch.arange(len(kept), device=device)
         # Ways around a part come last.
@@ -362,12 +361,12 @@ class Every:
         number[0, 0] = 0
         whole = (ends[0] == 0) & (ends[2] == 0)
         number[ends[1, whole], ends[3, whole]] = 1 + listed.place[whole]
-        parts = torch.where(forest.parts == total, 0, forest.parts + 1).mT.contiguous()
+        rows, parts = forest.given["rows"][0], forest.given["parts"][0]
         source, target = listed.words[order][~apart[order]].long().unbind(2)
         around = bispan[forest.whole[apart]], bispan[forest.parts[0, apart]]
         return cls(
             ends, listed.kind[order], (source, target), around, order.argsort(),
-            pad(forest.begins, (1, 0)), parts, bispans, scored, number,
+            rows[: total + 2], parts[: len(forest.whole)], bispans, scored, number,
         )  # fmt: skip
 
 

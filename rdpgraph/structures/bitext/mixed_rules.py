@@ -276,7 +276,6 @@ class Listed:
     """The forest of kept bispans and intermediate nodes."""
 
     forest: RuleForest  # the ways, by the nodes that they make
-    item: Tensor  # (nodes,) the item of each
     place: Tensor  # (P,) the node of each kept bispan
     kind: Tensor  # (E,) of the rule that each way completes; `PARTIAL`: of none
     # (E, 2, 2) where the words of each begin, on either side, and where they end; zeros for no
@@ -284,18 +283,16 @@ class Listed:
     words: Tensor
 
     @classmethod
-    def of(cls, nodes: Nodes, scores: Tensor, rules: Tensor, tops: Tensor, most: int) -> "Listed":
+    def of(cls, nodes: Nodes, scores: Tensor, rules: Tensor, tops: Tensor) -> "Listed":
         """List the possible ways of nodes by rank.
 
         Scores (P,) of kept bispans and of kinds of rules, nats; ``tops`` (I,) the whole of each
         item, -1 for none; ``most`` the largest size of a bispan, in words of both sides.
         """
         item, rank = nodes.boxes
-        rank, order = rank.sort(stable=True)
+        order = rank.argsort(stable=True)
         place = torch.full((len(order) + 1,), len(order), device=order.device)
         place[order] = torch.arange(len(order), device=order.device)
-        bounds = torch.arange(2, 2 * most + 3, device=rank.device)
-        rows = tuple(torch.searchsorted(rank, bounds).tolist())
         ways = list(nodes.ways())
         kind = torch.cat([torch.full_like(way.made, way.kind) for way in ways])
         made = torch.cat([way.made for way in ways])
@@ -316,5 +313,5 @@ class Listed:
         real = real[by_rank]
         parts = torch.stack([place[side[real]] for side in parts])
         tops = torch.where(tops < 0, -1, place[tops])
-        forest = RuleForest(rows, made, parts, logs[real], tops)
-        return cls(forest, item[order], place[: len(scores)], kind[real], words[real])
+        forest = RuleForest(item[order], made, parts, logs[real], tops)
+        return cls(forest, place[: len(scores)], kind[real], words[real])

@@ -18,8 +18,7 @@ from rdpgraph.model.potentials.table import as_values, broadcast_values, checked
 from rdpgraph.recurrences.declaration import Declared, Input, Lengths
 from rdpgraph.structures.checks import settle_lengths
 from rdpgraph.structures.compact.bispans import Bispans
-from rdpgraph.structures.compact.inside import LOWEST, Binary, Forest, joined_forest
-from rdpgraph.structures.compact.masked import ForestMasked, LinkMasks
+from rdpgraph.structures.compact.masked import LOWEST, Binary, Forest, ForestMasked, LinkMasks
 from rdpgraph.structures.grammar.rules import DenseRules, NoRules, Rules
 from rdpgraph.structures.grammar.trees import middle, parts_of
 from rdpgraph.structures.recurrence import Recurrence
@@ -75,10 +74,8 @@ class BitextMasks(LinkMasks):
         if self.model.root is not None:
             root = self.model.root.detach().double().expand(*self.batch_shape, -1)
             root = root.reshape(batch, -1).repeat(chains, 1)
-        forest = Forest(
-            at, ends, logs.masked_fill(leaf, -math.inf), kept.rows,
-            *joined_forest(len(at), kept.joins()), self.rules.repeated(chains), tops, root,
-        )  # fmt: skip
+        scores = torch.stack([ends, logs.masked_fill(leaf, -math.inf)], 1)
+        forest = Forest(at, scores, kept.joins(), self.rules.repeated(chains), tops, root)
         site = ((i * (p + 1) + k) * (q + 1) + j) * (q + 1) + m
         sites = (p + 1) ** 2 * (q + 1) ** 2
         return MaskedBitext(forest, lead, site, sites, empty, kept.ends, (p, q))

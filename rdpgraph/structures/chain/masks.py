@@ -17,7 +17,7 @@ from rdpgraph.model.soundness import require_possible
 from rdpgraph.structures.chain.factors import inside
 from rdpgraph.structures.chain.steps import flattened, table_of
 from rdpgraph.structures.compact.bispans import each
-from rdpgraph.structures.compact.inside import LOWEST, weighted
+from rdpgraph.structures.compact.masked import LOWEST, weighted
 from rdpgraph.structures.draws import column
 
 Values = Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]

@@ -87,7 +87,6 @@ class Bispans:
 
     item: Tensor  # (P,) the sentence pair, by size
     ends: Tensor  # (4, P) i, k, j, l: words i..k-1 of the source and j..l-1 of the target
-    rows: tuple[int, ...]  # the first index of each size, and P
     shape: tuple[int, int]  # p and q, of the longest
     # (S,) for each source span where its bispans begin; (T,) the place of each target span among
     # them; (all,) the index of each, -1 if it is left out.
@@ -141,14 +140,11 @@ class Bispans:
             first = owner if len(allowed) > 1 else torch.zeros_like(owner)
             keep &= allowed[first, ends[0], ends[1], ends[2], ends[3]]
         chosen = keep.nonzero().squeeze(1)
-        size, by_size = size[chosen].sort(stable=True)
-        chosen = chosen[by_size]
+        chosen = chosen[size[chosen].argsort(stable=True)]
         number = torch.full_like(owner, -1)
         number[chosen] = torch.arange(len(chosen), device=number.device)
-        bounds = torch.arange(1, sum(shape) + 2, device=size.device)
-        rows = tuple(torch.searchsorted(size, bounds).tolist())
         index = row, column, number
-        return cls(owner[chosen], ends[:, chosen], rows, shape, index)
+        return cls(owner[chosen], ends[:, chosen], shape, index)
 
     def numbers(self, item: Tensor, ends: Tensor) -> Tensor:
         """(n,) the indices of bispans (4, n) that agree with all links; -1: left out.

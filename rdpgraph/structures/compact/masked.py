@@ -1,18 +1,32 @@
-"""Structures within masks as forests of places, or of single rules."""
+"""Structures within masks: recurrences over the places that a mask keeps, listed for each item."""
 
 import math
 from abc import abstractmethod
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
 
-from rdpgraph._core.cache import cached_property
+from rdpgraph._core.cache import cached_property, remembered
 from rdpgraph.interface.masks import NOTHING, Draw, Expected, Masked, StructureMasks
+from rdpgraph.logspace.gradients import by_autograd
 from rdpgraph.model.soundness import require_possible
-from rdpgraph.structures.compact.inside import LOWEST, Forest, Inside, inside, segments, weighted
-from rdpgraph.structures.draws import column, drawn_between
+from rdpgraph.recurrences.declaration import Declared, Input, Lengths, program_of
+from rdpgraph.recurrences.recurrence import Bound, Sums
+
+LOWEST = -torch.finfo(torch.float64).max
+"""A finite stand-in for a shift of -inf, which would make NaN of -inf."""
+
+
+def weighted(chances: Tensor, logs: Tensor) -> Tensor:
+    """Terms of expectations, 0 where the probability is, whose logs may be -inf."""
+    return torch.where(chances > 0, chances * logs, 0.0)
+
+
+# ---- questions about two sentences ----
 
 
 @dataclass(frozen=True, eq=False)
@@ -59,45 +73,256 @@ class LinkMasks(StructureMasks):
         """(*batch, p, q) by how much a link is better than both words alone, nats."""
 
 
-def descend(inside: Inside, item: Tensor, generator: torch.Generator | None) -> list[Tensor]:
-    """Draw a derivation of each of some items, which may be repeated.
+# ---- lists ----
 
-    The items, places and labels (n,) that derivations use, and whether they have no parts.
 
-    Raises:
-        ImpossibleEvidenceError: an item has no derivation.
+@dataclass(frozen=True, eq=False)
+class ByItem:
+    """Entries that belong to some items, those of each item side by side in a row of its own.
+
+    Attributes:
+        item: (n,) whose entry each is.
+        place: (n,) its number among those of its item, in the order of the entries.
+        shape: the number of items, and how many entries a row has: as many as the longest, and
+            one at least.
     """
-    forest, rules = inside.forest, inside.forest.rules
-    lost = inside.log_partition[item] == -torch.inf
-    spared = torch.ones_like(inside.log_partition, dtype=torch.bool)
-    require_possible(NOTHING, spared.index_fill(0, item[lost], value=False))
-    ends, joined, left, right = inside.choices
-    options = torch.cat([ends.unsqueeze(2), joined], 2)
-    lefts, rights = rules.counts
-    # Running sums of the ways' probabilities, one class pair after another.
-    sums = inside.probabilities.T.flatten().cumsum(0)
-    ways = len(forest.left)
 
-    place, label = forest.tops[item], column(inside.tops[item].softmax(1), generator)
-    done: list[tuple[Tensor, ...]] = [(item[:0], place[:0], label[:0], label[:0] > 0)]
-    while len(place):
-        way = column(options[place, label], generator) - 1
-        done.append((item, place, label, way < 0))
-        on = (way >= 0).nonzero().squeeze(1)
-        item, place, way = item[on], place[on], way[on]
-        if not len(place):
-            break
-        kind, pair = way // (lefts * rights), way % (lefts * rights)
-        whole = place * rules.kinds + kind
-        start, stop = forest.before[whole] + pair * ways, forest.before[whole + 1] + pair * ways
-        edge = drawn_between(sums, start, stop, generator) - pair * ways
-        one, other = forest.left[edge], forest.right[edge]
-        first = torch.where(rules.left == (pair // rights).unsqueeze(1), left[one], 0.0)
-        second = torch.where(rules.right == (pair % rights).unsqueeze(1), right[other], 0.0)
-        item, place = item.repeat(2), torch.cat([one, other])
-        label = column(torch.cat([first, second]), generator)
-    columns = [torch.cat(column) for column in zip(*done, strict=True)]
-    return columns
+    item: Tensor
+    place: Tensor
+    shape: tuple[int, int]
+
+    @classmethod
+    def of(cls, item: Tensor, items: int) -> "ByItem":
+        """Number the entries of each item."""
+        count = torch.bincount(item, minlength=items)
+        # Numbers of few bits are sorted in a quarter of the time.
+        order = (item.short() if items < 1 << 15 else item).argsort(stable=True)
+        place = torch.empty_like(order)
+        every = torch.arange(len(order), device=order.device)
+        place[order] = every - (count.cumsum(0) - count)[item[order]]
+        return cls(item, place, (items, max(1, int(count.max()) if items else 0)))
+
+    @cached_property
+    def flat(self) -> Tensor:
+        """(n,) where each entry is in rows one after the other."""
+        return self.item * self.shape[1] + self.place
+
+    def rows(self, values: Tensor, absent: float) -> Tensor:
+        """(items, most, *dims) from values (n, *dims), and another one where there are no more."""
+        made = values.new_full((math.prod(self.shape), *values.shape[1:]), absent)
+        return made.index_copy_(0, self.flat, values).view(*self.shape, *values.shape[1:])
+
+    def entries(self, rows: Tensor) -> Tensor:
+        """(n, *dims) from rows (items, most, *dims)."""
+        return rows.flatten(0, 1).index_select(0, self.flat)
+
+    @cached_property
+    def numbers(self) -> Tensor:
+        """(items, most) the number of each entry; -1: none."""
+        return self.rows(torch.arange(len(self.item), device=self.item.device), -1)
+
+    def counts(self, entry: Tensor) -> Tensor:
+        """(items, most) how often a list (m,) has each entry."""
+        count = torch.bincount(self.flat[entry], minlength=math.prod(self.shape))
+        return count.view(self.shape)
+
+
+# ---- places of one of some labels, joined by rules ----
+
+
+@dataclass(frozen=True, eq=False)
+class Binary:
+    """Rules of one or more kinds, over classes of labels that no rule distinguishes.
+
+    Attributes:
+        tables: (B or 1, kinds, K, L, R) log-weights of a label given the classes of its parts.
+        left: (K,) the class of each label as a left part, 0..L-1.
+        right: (K,) likewise, 0..R-1.
+    """
+
+    tables: Tensor
+    left: Tensor
+    right: Tensor
+
+    @staticmethod
+    def of(tables: Sequence[Tensor]) -> "Binary":
+        """Rules from tables (B or 1, K, K, K), one for each kind, in doubles."""
+        many = max(len(table) for table in tables)
+        stack = torch.stack([table.double().expand(many, -1, -1, -1) for table in tables], 1)
+        sides: list[Tensor] = []
+        for dim in (3, 4):
+            rows = stack.movedim(dim, 0).flatten(1)
+            # Rows of no numbers are alike.
+            classes = torch.zeros(len(rows), dtype=torch.long, device=rows.device)
+            if rows.numel():
+                _, classes = rows.unique(dim=0, return_inverse=True)
+            first = torch.full((int(classes.max()) + 1,), len(classes), device=classes.device)
+            every = torch.arange(len(classes), device=classes.device)
+            first, order = first.scatter_reduce(0, classes, every, "amin").sort()
+            stack = stack.index_select(dim, first)
+            sides.append(order.argsort()[classes])
+        return Binary(stack, *sides)
+
+    def repeated(self, chains: int) -> "Binary":
+        """The rules of so many chains of items."""
+        shared = len(self.tables) == 1
+        return self if shared else replace(self, tables=self.tables.repeat(chains, 1, 1, 1, 1))
+
+    @cached_property
+    def members(self) -> tuple[Tensor, Tensor]:
+        """(K, L) and (K, R): 0 where a label is of a class, else -inf."""
+        sides: list[Tensor] = []
+        for side, count in zip((self.left, self.right), self.tables.shape[3:], strict=True):
+            member = side.unsqueeze(1) == torch.arange(count, device=side.device)
+            sides.append(torch.where(member, 0.0, -math.inf).to(self.tables))
+        return sides[0], sides[1]
+
+
+@remembered(16)
+def write_rules(kinds: int, *, alike: bool) -> tuple[Declared, str]:
+    """The recurrence of a forest.
+
+    A place v with label k is scored by ``scores[v, 0, k]`` if it has no parts, and else by
+    ``scores[v, 1, k]`` and a rule for the classes of its parts.
+
+    Args:
+        kinds: the number of kinds of rules.
+        alike: whether all labels are of one class, so that ways need no label.
+    """
+    declared: dict[str, Input | Lengths] = {"scores": Input("V 2 K"), "root": Input("K")}
+    declared |= {"tops": Lengths("V")}
+    rules = ["b[v, k] += scores[v, 0, k]"]
+    for kind in range(kinds):
+        declared |= {f"ruled{kind}": Input("K L R"), f"rows{kind}": Input("V+1", whole=True)}
+        declared |= {f"parts{kind}": Input(f"E{kind} 2", whole=True)}
+        first, second = f"parts{kind}[e, 0]", f"parts{kind}[e, 1]"
+        where = f"if rows{kind}[v] <= e < rows{kind}[v + 1]"
+        if alike:
+            rules.append(f"ways{kind}[v] += any[{first}] * any[{second}] {where}")
+            rules.append(f"b[v, k] += scores[v, 1, k] * ruled{kind}[k, 0, 0] * ways{kind}[v]")
+        else:
+            both = f"left[{first}, l] * right[{second}, r] * ruled{kind}[k, l, r]"
+            rules.append(f"b[v, k] += scores[v, 1, k] * {both} {where}")
+    if alike:
+        rules.append("any[v] += b[v, k]")
+    else:
+        declared |= {"lefts": Input("K L"), "rights": Input("K R")}
+        rules += ["left[v, l] += b[v, k] * lefts[k, l]", "right[v, r] += b[v, k] * rights[k, r]"]
+    rules += ["whole[v] += b[v, k] * root[k]", "goal += whole[tops]"]
+    return tuple(declared.items()), "\n".join(rules)
+
+
+@dataclass(frozen=True, eq=False)
+class Forest:
+    """The kept places of some items, by size, and the ways to make one of two smaller ones.
+
+    A derivation uses a place once at most, with one label. Time and memory are in proportion to
+    places and ways, and to the item that has most of them.
+
+    Attributes:
+        item: (P,) the item of each place.
+        scores: (P, 2, K) log-potentials of a place without parts, and of one with parts, without
+            its rule.
+        ways: of each kind of rules the whole, the left and the right part of every way, (E,) each;
+            a whole below 0 is left out.
+        rules: what ways are scored by.
+        tops: (B,) the place of each item's whole; -1: none, and Z is 0.
+        root: (B or 1, K) log-potentials of its label.
+    """
+
+    item: Tensor
+    scores: Tensor
+    ways: Sequence[tuple[Tensor, Tensor, Tensor]]
+    rules: Binary
+    tops: Tensor
+    root: Tensor
+
+    @cached_property
+    def places(self) -> ByItem:
+        """The places of each item."""
+        return ByItem.of(self.item, len(self.tops))
+
+    @property
+    def alike(self) -> bool:
+        """Whether all labels are of one class."""
+        return self.rules.tables.shape[3:] == (1, 1)
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """What rules are called in the recurrence, by kind."""
+        return tuple(f"ruled{kind}" for kind in range(len(self.ways)))
+
+    @cached_property
+    def given(self) -> dict[str, Tensor]:
+        """The inputs of the recurrence."""
+        places, (lefts, rights) = self.places, self.rules.members
+        # An item without a whole has a cell that is not there.
+        tops = pad(places.place, (0, 1), value=places.shape[1])[self.tops]
+        given = {"scores": places.rows(self.scores, -math.inf), "root": self.root}
+        given |= {"tops": tops} if self.alike else {"lefts": lefts, "rights": rights, "tops": tops}
+        given |= dict(zip(self.names, self.rules.tables.unbind(1), strict=True))
+        for kind, (whole, left, right) in enumerate(self.ways):
+            some = whole.int().argsort(stable=True)[int((whole < 0).sum()) :]
+            whole = whole[some]
+            ways = ByItem.of(self.item[whole], len(self.tops))
+            parts = torch.stack([places.place[left[some]], places.place[right[some]]], 1)
+            given[f"parts{kind}"] = ways.rows(parts, 0)
+            given[f"rows{kind}"] = pad(places.counts(whole).cumsum(1), (1, 0))
+        return given
+
+    def bound(self, **others: Tensor) -> Bound:
+        """The recurrence, with some other inputs."""
+        given, (_, most) = self.given | others, self.places.shape
+        _, _, labels, lefts, rights = self.rules.tables.shape
+        sizes = {"V": most, "K": labels, "L": lefts, "R": rights}
+        sizes |= {f"E{kind}": given[f"parts{kind}"].shape[1] for kind in range(len(self.ways))}
+        program = program_of("Masked", *write_rules(len(self.ways), alike=self.alike))
+        return Bound.settled(program, given, sizes, (len(self.tops),))
+
+    @cached_property
+    def _sums(self) -> Sums:
+        """The log-sums, by rules that items share."""
+        return self.bound().sums()
+
+    @cached_property
+    def _own_sums(self) -> Sums:
+        """The same by rules of each item, so that their uses are known of each."""
+        items, given = len(self.tops), self.given
+        own = {name: given[name].expand(items, *given[name].shape[1:])
+               for name in ("root", *self.names)}  # fmt: skip
+        return self.bound(**own).sums()
+
+    @property
+    def _known_sums(self) -> Sums:
+        return self._own_sums if "_own_sums" in vars(self) else self._sums
+
+    @property
+    def log_partition(self) -> Tensor:
+        """(B,) nats; -inf where an item has no derivation."""
+        return self._known_sums.log_partition
+
+    def expected(self) -> tuple[Tensor, Tensor, Tensor]:
+        """Averages: the gradient of log Z.
+
+        (P, 2, K) the probability of each label at each place, without parts and with some,
+        (B, K, kinds, L, R) the expected uses of each rule, and (B,) the expected score.
+        """
+        names = "scores", "root", *self.names
+        used = self._own_sums.expected_uses(names)
+        pairs = [(chances, self.given[name]) for chances, name in zip(used, names, strict=True)]
+        score = sum(weighted(chances, logs).flatten(1).sum(1) for chances, logs in pairs)
+        assert isinstance(score, Tensor)
+        places, _, *rules = used
+        return self.places.entries(places), torch.stack(rules, 2), score
+
+    def draw(self, generator: torch.Generator | None) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """Draw a derivation of each item.
+
+        The places and labels (n,) that derivations use, and whether they have no parts; and (B,)
+        which items have one.
+        """
+        (item, place, label), possible = self._known_sums.entries_of("scores", 1, generator)
+        return self.places.numbers[item, place // 2], label, place % 2 == 0, possible
 
 
 @dataclass(frozen=True, eq=False)
@@ -110,26 +335,19 @@ class ForestMasked(Masked):
     sites: int  # the number of sites of an item
     empty: Tensor  # (items,) bool: items whose one configuration is empty
 
-    @cached_property
-    def inside(self) -> Inside:
-        """The inside sums over the places of the forest."""
-        return inside(self.forest)
-
     @property
     def work(self) -> int:
-        return len(self.forest.item) + len(self.forest.left)
+        ways = sum(int((whole >= 0).sum()) for whole, _, _ in self.forest.ways)
+        return len(self.forest.item) + ways
 
     @property
     def log_partition(self) -> Tensor:
-        log_z = self.inside.log_partition
-        return torch.where(self.empty, 0.0, log_z).reshape(self.lead)
+        return torch.where(self.empty, 0.0, self.forest.log_partition).reshape(self.lead)
 
+    @by_autograd
     def expected(self) -> Expected:
-        forest, (places, ended, rules) = self.forest, self.inside.expected()
-        score = weighted(ended, forest.ends) + weighted(places - ended, forest.joined)
-        score = score.new_zeros(len(self.empty)).index_add_(0, forest.item, score.sum(1))
-        score += weighted(rules.flatten(2), forest.rules.table).sum((1, 2))
-        score += weighted(self.inside.tops.softmax(1).nan_to_num(0.0), forest.root).sum(1)
+        forest, (places, rules, score) = self.forest, self.forest.expected()
+        ended, places = places[:, 0], places.sum(1)
         labels = places.shape[1]
         every = torch.arange(labels, device=self.site.device)
         number = (forest.item * self.sites + self.site).unsqueeze(1) * labels + every
@@ -144,12 +362,12 @@ class ForestMasked(Masked):
         )  # fmt: skip
 
     def draw(self, generator: torch.Generator | None) -> Draw:
-        alive = (~self.empty).nonzero().squeeze(1)
-        item, place, label, ended = descend(self.inside, alive, generator)
-        ended = ended.to(self.forest.ends)
+        place, label, ended, possible = self.forest.draw(generator)
+        require_possible(NOTHING, possible | self.empty)
+        item, ended = self.forest.item[place], ended.to(self.forest.scores)
         weights = self.answering(place, torch.ones_like(ended), ended)
         answers = self.answers(item, weights, place)
-        places = (item * self.sites + self.site[place]) * self.forest.ends.shape[1] + label
+        places = (item * self.sites + self.site[place]) * self.forest.scores.shape[2] + label
         return Draw(answers > 0.5, places)
 
     @abstractmethod
@@ -162,88 +380,77 @@ class ForestMasked(Masked):
 
     @abstractmethod
     def counts(self, rules: Tensor) -> dict[str, Tensor]:
-        """Named counts from the expected uses (items, K, G, L, R) of rules."""
+        """Named counts from the expected uses (items, K, kinds, L, R) of rules."""
+
+
+# ---- places, and rules with a weight each ----
+
+
+@remembered(16)
+def write_listed_rules(parts: int) -> tuple[Declared, str]:
+    """The recurrence of a list of rules, by the number of parts; place 0 stands for no part."""
+    declared: dict[str, Input | Lengths] = {"logs": Input("E"), "tops": Lengths("V")}
+    declared |= {"rows": Input("V+1", whole=True), "parts": Input(f"E {parts}", whole=True)}
+    below = "".join(f" * a[parts[e, {part}]]" for part in range(parts))
+    rules = "a[0] += 1", f"a[v] += logs[e]{below} if rows[v] <= e < rows[v + 1]", "goal += a[tops]"
+    return tuple(declared.items()), "\n".join(rules)
 
 
 @dataclass(frozen=True, eq=False)
 class RuleForest:
-    """The kept places of some items, by size, and the rules that make one of some others.
+    """The kept places of some items, parts first, and the rules that make one of some others.
 
-    Time and memory are in proportion to the rules.
+    Time and memory are in proportion to the rules, and to the item that has most of them.
+
+    Attributes:
+        item: (P,) the item of each place.
+        whole: (E,) the place that each rule makes, ascending.
+        parts: (m, E) its parts, which are places before it; P: none.
+        logs: (E,) log-weights (nats) of the rules, potentials of the wholes included.
+        tops: (I,) the place of each item's whole; -1: none, and Z is 0.
     """
 
-    rows: tuple[int, ...]  # the first place of each size, and P
-    whole: Tensor  # (E,) the place that each rule makes, ascending
-    parts: Tensor  # (m, E) its parts; P: none
-    logs: Tensor  # (E,) log-weights (nats) of the rules, potentials of the wholes included
-    tops: Tensor  # (I,) the place of each item's whole; -1: none, and Z is 0
+    item: Tensor
+    whole: Tensor
+    parts: Tensor
+    logs: Tensor
+    tops: Tensor
 
     @cached_property
-    def counts(self) -> Tensor:
-        """(P,) the number of rules that make each place."""
-        return torch.bincount(self.whole, minlength=self.rows[-1])
+    def rules(self) -> ByItem:
+        """The rules of each item."""
+        return ByItem.of(self.item[self.whole], len(self.tops))
 
     @cached_property
-    def begins(self) -> Tensor:
-        """(P + 1,) the first rule of each place."""
-        return torch.nn.functional.pad(self.counts.cumsum(0), (1, 0))
+    def given(self) -> dict[str, Tensor]:
+        """The inputs of the recurrence."""
+        places = ByItem.of(self.item, len(self.tops))
+        number = pad(places.place + 1, (0, 1))
+        return {
+            "logs": self.rules.rows(self.logs, -math.inf),
+            "rows": pad(places.counts(self.whole).cumsum(1), (2, 0)),
+            "parts": self.rules.rows(number[self.parts].T, 0),
+            "tops": torch.where(self.tops < 0, 1 + places.shape[1], number[self.tops]),
+        }
 
     @cached_property
-    def layers(self) -> list[tuple[slice, slice]]:
-        """The places and the rules of each size that has rules."""
-        edges = self.begins[torch.tensor(self.rows, device=self.begins.device)].tolist()
-        bounds = zip(self.rows, self.rows[1:], edges, edges[1:], strict=False)
-        return [(slice(a, b), slice(c, d)) for a, b, c, d in bounds if c < d]
-
-    @cached_property
-    def sums(self) -> Tensor:
-        """(P + 1,) log-sums over the trees below each place; the last is 0, for no part."""
-        sums = self.logs.new_full((self.rows[-1] + 1,), -math.inf)
-        sums[-1] = 0.0
-        for places, rules in self.layers:
-            logs = self._products(sums, rules).unsqueeze(1)
-            segment = self.whole[rules] - places.start
-            sums[places] = segments(logs, self.counts[places], segment).squeeze(1)
-        return sums
-
-    def _products(self, sums: Tensor, rules: slice) -> Tensor:
-        logs = self.logs[rules]
-        for part in self.parts[:, rules]:
-            logs = logs + sums[part]
-        return logs
-
-    @cached_property
-    def probabilities(self) -> Tensor:
-        """(E,) the probability of each rule given its whole."""
-        logs = self._products(self.sums, slice(None))
-        return (logs - self.sums.clamp(min=LOWEST)[self.whole]).exp()
-
-    @property
-    def log_partition(self) -> Tensor:
-        """(I,) nats; -inf where an item has no tree."""
-        return torch.where(self.tops < 0, -math.inf, self.sums[self.tops])
+    def sums(self) -> Sums:
+        """The log-sums."""
+        sizes = {"V": self.given["rows"].shape[1] - 1, "E": self.rules.shape[1]}
+        program = program_of("Masked", *write_listed_rules(len(self.parts)))
+        return Bound.settled(program, self.given, sizes, (len(self.tops),)).sums()
 
     def expected(self) -> tuple[Tensor, Tensor]:
-        """(P,) the probability of each place; (E,) of each rule."""
-        places, rules = torch.zeros_like(self.sums), torch.zeros_like(self.logs)
-        alive = self.tops[self.log_partition > -math.inf]
-        places[alive] = 1.0
-        for _, layer in reversed(self.layers):
-            chances = places[self.whole[layer]] * self.probabilities[layer]
-            rules[layer] = chances
-            for part in self.parts[:, layer]:
-                places.index_add_(0, part, chances)
-        return places[:-1], rules
+        """(P,) the probability of each place; (E,) of each rule: the gradient of log Z."""
+        (used,) = self.sums.expected_uses(["logs"])
+        rules = self.rules.entries(used)
+        places = rules.new_zeros(len(self.item)).index_add_(0, self.whole, rules)
+        return places, rules
 
-    def draw(self, item: Tensor, generator: torch.Generator | None) -> Tensor:
-        """The rules of an exact draw of each of some items, which have trees."""
-        sums, done, place = self.probabilities.cumsum(0), [item[:0]], self.tops[item]
-        while len(place):
-            rule = drawn_between(sums, self.begins[place], self.begins[place + 1], generator)
-            done.append(rule)
-            place = self.parts[:, rule].flatten()
-            place = place[place < self.rows[-1]]
-        return torch.cat(done)
+    def draw(self, generator: torch.Generator | None) -> tuple[Tensor, Tensor]:
+        """The rules of an exact draw of each item that has trees, and (I,) which have."""
+        (item, _, place), possible = self.sums.entries_of("logs", 1, generator)
+        return self.rules.numbers[item, place], possible
 
 
 @dataclass(frozen=True, eq=False)
@@ -252,27 +459,29 @@ class RuleMasked(Masked):
 
     lead: tuple[int, ...]  # chains and batch dims
     forest: RuleForest  # the kept places, and the rules that make them
-    owner: Tensor  # (P,) the item of each place
     empty: Tensor  # (I,) bool: items whose one configuration is empty
 
     @property
     def log_partition(self) -> Tensor:
-        return torch.where(self.empty, 0.0, self.forest.log_partition).reshape(self.lead)
+        log_z = self.forest.sums.log_partition
+        return torch.where(self.empty, 0.0, log_z).reshape(self.lead)
 
     @property
     def work(self) -> int:
-        return len(self.owner) + len(self.forest.logs)
+        return len(self.forest.item) + len(self.forest.logs)
 
+    @by_autograd
     def expected(self) -> Expected:
         chances, used = self.forest.expected()
         terms = weighted(used, self.forest.logs)
         score = used.new_zeros(len(self.empty))
-        score.index_add_(0, self.owner[self.forest.whole], terms)
+        score.index_add_(0, self.forest.item[self.forest.whole], terms)
         return self.averages(chances, used, score.reshape(self.lead))
 
     def draw(self, generator: torch.Generator | None) -> Draw:
-        require_possible(NOTHING, self.log_partition > -math.inf)
-        return self.configuration(self.forest.draw((~self.empty).nonzero().squeeze(1), generator))
+        rules, possible = self.forest.draw(generator)
+        require_possible(NOTHING, (possible | self.empty).reshape(self.lead))
+        return self.configuration(rules)
 
     @abstractmethod
     def averages(self, chances: Tensor, used: Tensor, score: Tensor) -> Expected:

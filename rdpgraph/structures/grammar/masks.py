@@ -11,8 +11,13 @@ from torch.nn.functional import pad
 from rdpgraph._core.cache import cached_property
 from rdpgraph.interface.masks import Draw, Expected, Masked, StructureMasks
 from rdpgraph.structures.compact.bispans import Spans
-from rdpgraph.structures.compact.inside import Binary, Forest, joined_forest
-from rdpgraph.structures.compact.masked import ForestMasked, RuleForest, RuleMasked
+from rdpgraph.structures.compact.masked import (
+    Binary,
+    Forest,
+    ForestMasked,
+    RuleForest,
+    RuleMasked,
+)
 from rdpgraph.structures.grammar.rules import NoRules
 from rdpgraph.structures.grammar.spans import HypertreeFields
 from rdpgraph.structures.grammar.sparse_rules import SparseRules
@@ -41,10 +46,11 @@ class MaskedSparseHypertree(RuleMasked):
         Log-potentials (P, N) of the kept spans; ``tops`` (I,) the span of each whole, -1 for none;
         ``root`` (1 or I, N); ``empty`` (I,) bool: sentences of no words.
         """
-        lefts, rights, ways = joined_forest(len(logs), [spans.joins()])
-        wholes = torch.repeat_interleave(torch.arange(len(ways), device=ways.device), ways)
-        before = pad(ways.cumsum(0), (1, 0))
-        bounds = before[torch.tensor(spans.rows, device=ways.device)].tolist()
+        wholes, lefts, rights = spans.joins()
+        wholes, order = wholes.sort(stable=True)
+        lefts, rights = lefts[order], rights[order]
+        sizes = torch.tensor(spans.rows, device=wholes.device)
+        bounds = torch.searchsorted(wholes, sizes).tolist()
         parent, left, right = rules.triples.T
         weights = rules.log_weights.detach().double().reshape(-1, rules.count)
         first, last = spans.ends
@@ -81,19 +87,18 @@ class MaskedSparseHypertree(RuleMasked):
         rule = pad(rule, (0, others), value=-1)
         made, order = made.sort(stable=True)
         parts = torch.stack([one[order], other[order]])
-        rows = torch.searchsorted(span, torch.tensor(spans.rows, device=span.device)).tolist()
         sums = torch.arange(nodes, none, device=span.device)
-        forest = RuleForest((*rows, none), made, parts, scores[order], sums)
         owner = torch.cat([spans.item[span], torch.arange(items, device=span.device)])
+        forest = RuleForest(owner, made, parts, scores[order], sums)
         return cls(
-            lead, forest, owner, empty, spans, torch.stack([span, state]), rule[order],
+            lead, forest, empty, spans, torch.stack([span, state]), rule[order],
             rules.count, logs.shape[1],
         )  # fmt: skip
 
     def averages(self, chances: Tensor, used: Tensor, score: Tensor) -> Expected:
         """Spans and their states; ``"rules"``: the expected uses of each."""
         chances, real = chances[: self.nodes.shape[1]], self.rule >= 0
-        item = self.owner[self.forest.whole[real]]
+        item = self.forest.item[self.forest.whole[real]]
         counts = used.new_zeros(len(self.empty), self.count)
         counts.index_put_((item, self.rule[real]), used[real], accumulate=True)
         seen = (chances > 0).nonzero().squeeze(1)
@@ -206,11 +211,9 @@ class HypertreeMasks(StructureMasks):
         if isinstance(model.rules, SparseRules):
             listed = model.rules.flat(self.batch_shape)
             return MaskedSparseHypertree.of(lead, kept, logs, listed, tops, root, empty)
-        forest = Forest(
-            kept.item, logs.masked_fill(~word, -math.inf), logs.masked_fill(word, -math.inf),
-            kept.rows, *joined_forest(len(kept.item), [kept.joins()]), self.rules.repeated(chains),
-            tops, root,
-        )  # fmt: skip
+        parts = logs.masked_fill(~word, -math.inf), logs.masked_fill(word, -math.inf)
+        scores, rules = torch.stack(parts, 1), self.rules.repeated(chains)
+        forest = Forest(kept.item, scores, [kept.joins()], rules, tops, root)
         return MaskedHypertree(
             forest, lead, first * total + last, total**2, empty, kept.ends, total
         )

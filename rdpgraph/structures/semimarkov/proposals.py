@@ -244,11 +244,11 @@ class SemiMarkovMasks(LabelMasks):
         lead = tuple(required.shape[:-2])
         kept = self.left(self.best > -math.inf, required, forbidden)
         ends = self.ends.repeat(self.chains(lead))
-        forest, owner, places = self._forest(kept, ends)
-        return MaskedSemiMarkov(lead, forest, owner, ends == 0, self, places)
+        forest, places = self._forest(kept, ends)
+        return MaskedSemiMarkov(lead, forest, ends == 0, self, places)
 
-    def _forest(self, kept: Tensor, ends: Tensor) -> tuple[RuleForest, Tensor, Tensor]:
-        """Paths through the kept labels, the items of their nodes, and the segments of their edges.
+    def _forest(self, kept: Tensor, ends: Tensor) -> tuple[RuleForest, Tensor]:
+        """Paths through the kept labels, and the segments of their edges.
 
         Every kept label of a step is two nodes, for segments that start and that end there.
         """
@@ -286,19 +286,17 @@ class SemiMarkovMasks(LabelMasks):
         final = (step == ends[item] - 1).nonzero().squeeze(1)
         every = torch.arange(items, device=device)
         sinks = every + 2 * total
-        bounds = (2 * before.repeat_interleave(2)).tolist()
-        bounds[1::2] = [a + b for a, b in zip(bounds[1::2], sizes.tolist(), strict=True)]
-        rows = (*bounds, 2 * total, 2 * total + items)
+        nodes = 2 * total + items
         after = torch.cat([stops[last], starts[target], starts[initial], sinks[item[final]]])
         after, order = after.sort(stable=True)
-        nothing = torch.full_like(initial, rows[-1])
+        nothing = torch.full_like(initial, nodes)
         parts = torch.cat([starts[first], stops[source], nothing, stops[final]])[order]
         others = len(initial) + len(final)
         logs = torch.cat([weights, logs, weights.new_zeros(others)])[order]
         places = pad(site, (0, len(target) + others), value=-1)[order]
-        owner = torch.empty(rows[-1], dtype=torch.long, device=device)
+        owner = torch.empty(nodes, dtype=torch.long, device=device)
         owner[starts], owner[stops], owner[sinks] = item, item, every
-        return RuleForest(rows, after, parts.unsqueeze(0), logs, sinks), owner, places
+        return RuleForest(owner, after, parts.unsqueeze(0), logs, sinks), places
 
 
 @dataclass(frozen=True, eq=False)
