@@ -49,6 +49,9 @@ from rdpgraph.errors import in_a_line, printable
 
 if TYPE_CHECKING:
     from rdpgraph.cli.answers import Answer
+    from rdpgraph.cli.loading import GivenTexts
+    from rdpgraph.model.graph import FactorGraph
+    from rdpgraph.schedulers.auto import Auto
 
 
 class _Commands(TyperGroup):
@@ -163,14 +166,14 @@ def infer_command(
     from rdpgraph._core.progress_line import show_progress
     from rdpgraph.cli.answers import Answer, answer, rows_lacking, worth
     from rdpgraph.cli.loading import (
-        Given,
+        GivenTexts,
         checked_target,
         load,
         queried,
         require_room_for_answers,
     )
     from rdpgraph.cli.solving import (
-        Known,
+        PartialAnswer,
         about,
         answered_here,
         best_so_far,
@@ -188,11 +191,11 @@ def infer_command(
 
     # Imports count as time of the first model.
     started = min(monotonic() - begin, 0.5 * time_seconds)
-    ended, given = 0, Given(settings, do, soft)
+    ended, given = 0, GivenTexts(settings, do, soft)
     for model, target in answered_here(models, output, task, evidence):
         checked_target(target, model, evidence)
         shared = len(models) == 1 < place()[1]
-        known: Known[Answer] = Known()
+        known: PartialAnswer[Answer] = PartialAnswer()
         with (
             about(model, models),
             ending(time_seconds, spent=started, known=known),
@@ -291,21 +294,16 @@ def explain_command(
     """Print the plan for a model, without running it."""
     from rdpgraph._core.progress_line import show_progress
     from rdpgraph.cli.answers import as_json
-    from rdpgraph.cli.loading import Given, load
+    from rdpgraph.cli.loading import GivenTexts
     from rdpgraph.cli.solving import ending
     from rdpgraph.infer import explain
-    from rdpgraph.plan.clock import Allowance
-    from rdpgraph.schedulers.auto import Auto
 
+    given = GivenTexts(settings, do, soft)
     with show_progress("planning", time_seconds), ending(time_seconds):
-        allowance, given = Allowance(time_seconds), Given(settings, do, soft)
-        with allowance.spending():
-            reading: Any = {
-                "limit": limit, "wait": time_seconds, "memory": memory_bytes,
-                "encoding": encoding,
-            }  # fmt: skip
-            graph = load(model, evidence, given, **reading)
-        plan = explain(graph, scheduler=Auto(memory_bytes, allowance.left()))
+        graph, scheduler = _loaded_in_time(
+            model, evidence, given, time_seconds, memory_bytes, limit=limit, encoding=encoding
+        )
+        plan = explain(graph, scheduler=scheduler)
     figures = plan.figures() | {"remedy": in_options(plan.remedy)}
     typer.echo(in_options(str(plan)) if style is ParseFormat.TEXT else as_json(figures))
 
@@ -337,21 +335,32 @@ def rank_command(
     """
     from rdpgraph._core.progress_line import show_progress
     from rdpgraph.cli.answers import print_ranking
-    from rdpgraph.cli.loading import Given, load
+    from rdpgraph.cli.loading import GivenTexts
     from rdpgraph.cli.solving import ending, posterior_of
+
+    given = GivenTexts(settings, do, soft)
+    with show_progress("solving", time_seconds), ending(time_seconds):
+        graph, scheduler = _loaded_in_time(
+            model, evidence, given, time_seconds, memory_bytes, limit=limit, encoding=encoding
+        )
+        print_ranking(posterior_of(graph, scheduler), target, list(query or ()), style)
+
+
+def _loaded_in_time(
+    model: Path, evidence: Path | None, given: "GivenTexts", seconds: float, memory: float | None,
+    *, limit: float | None, encoding: str | None,
+) -> "tuple[FactorGraph, Auto]":  # fmt: skip
+    """Read a model. Returns it with the default scheduler, for the seconds that reading leaves."""
+    from rdpgraph.cli.loading import load
     from rdpgraph.plan.clock import Allowance
     from rdpgraph.schedulers.auto import Auto
 
-    with show_progress("solving", time_seconds), ending(time_seconds):
-        allowance, given = Allowance(time_seconds), Given(settings, do, soft)
-        with allowance.spending():
-            reading: Any = {
-                "limit": limit, "wait": time_seconds, "memory": memory_bytes,
-                "encoding": encoding,
-            }  # fmt: skip
-            graph = load(model, evidence, given, **reading)
-        posterior = posterior_of(graph, Auto(memory_bytes, allowance.left()))
-        print_ranking(posterior, target, list(query or ()), style)
+    allowance = Allowance(seconds)
+    with allowance.spending():
+        graph = load(
+            model, evidence, given, limit=limit, wait=seconds, memory=memory, encoding=encoding
+        )
+    return graph, Auto(memory, allowance.left())
 
 
 @app.command()
@@ -405,7 +414,7 @@ def draw(
     """Draw a Bayesian network with its arrows, or the factor graph of any other model."""
     from rdpgraph._core.progress_line import show_progress
     from rdpgraph.cli.answers import print_report
-    from rdpgraph.cli.loading import Given, checked_picture, load
+    from rdpgraph.cli.loading import GivenTexts, checked_picture, load
     from rdpgraph.cli.solving import ending, posterior_of
     from rdpgraph.io.text import WAIT
     from rdpgraph.query.drawing import draw as draw_model
@@ -413,7 +422,7 @@ def draw(
 
     checked_picture(output, model, evidence)
     with show_progress("drawing"), ending(time_seconds):
-        given = Given(settings, do, soft)
+        given = GivenTexts(settings, do, soft)
         wait = min(WAIT, time_seconds)
         graph = load(model, evidence, given, limit=limit, wait=wait, encoding=encoding)
         barred = marginals and graph.num_variables <= 40

@@ -102,7 +102,7 @@ def sample_command(
     import torch
 
     from rdpgraph._core.progress_line import show_progress
-    from rdpgraph.cli.loading import Given, checked_target, load
+    from rdpgraph.cli.loading import GivenTexts, checked_target, load
     from rdpgraph.cli.solving import ending, posterior_of, seeded
     from rdpgraph.errors import ModelError, UnsupportedError
     from rdpgraph.io.comma_separated import format_records, format_rows
@@ -112,7 +112,7 @@ def sample_command(
     checked_target(output, model)
     generator = seeded(seed)
     with show_progress("drawing", time_seconds), ending(time_seconds):
-        given = Given(settings, do, soft)
+        given = GivenTexts(settings, do, soft)
         graph = load(model, given=given, limit=limit, wait=time_seconds, encoding=encoding)
         posterior = posterior_of(graph, Auto(seconds=0.5 * time_seconds))
         if not graph.num_variables:

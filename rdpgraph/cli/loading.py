@@ -33,7 +33,7 @@ from rdpgraph.query.drawing import checked_suffix
 
 
 @dataclass(frozen=True)
-class Given:
+class GivenTexts:
     """What is given on the command line: evidence, interventions and soft evidence, as texts."""
 
     settings: Sequence[str] | None = None
@@ -44,7 +44,7 @@ class Given:
 def load(
     model: Path,
     evidence: Path | None = None,
-    given: Given = Given(),
+    given: GivenTexts = GivenTexts(),
     device: Device = Device.CPU,
     *,
     limit: float | None,

@@ -236,7 +236,7 @@ class _Rung(BaseException):
 
 
 @dataclass(eq=False)
-class Known(Generic[Value]):
+class PartialAnswer(Generic[Value]):
     """What is known of an answer so far, for when the time ends before the rest is."""
 
     value: Value | None = None
@@ -248,7 +248,7 @@ class Known(Generic[Value]):
 
 @contextmanager
 def ending(
-    seconds: float, *, spent: float = 0.0, known: Known[Any] | None = None
+    seconds: float, *, spent: float = 0.0, known: PartialAnswer[Any] | None = None
 ) -> Generator[None]:
     """End the block after 1.2 times the seconds plus one, with what is known or `BudgetError`.
 

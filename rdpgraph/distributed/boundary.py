@@ -31,7 +31,7 @@ def exchanged(peers: Peers, sent: Mapping[int, Tensor]) -> dict[int, Tensor]:
 
 
 @dataclass(frozen=True, eq=False)
-class Neighbours(Boundary):
+class SharedBoundary(Boundary):
     """The boundary of a part that shares variables with others.
 
     Attributes:
@@ -141,7 +141,9 @@ def joining(
             if rank < peers.rank:
                 for mine, theirs in zip(counts, places[rank], strict=True):
                     mine[theirs] = 0.0
-        boundary = Neighbours(peers, solvers, places, tuple(counts), not unbounded, bool(records))
+        boundary = SharedBoundary(
+            peers, solvers, places, tuple(counts), not unbounded, bool(records)
+        )
         return replace(equations, vanishing=bool(vanishing), lowest=-reach, boundary=boundary)
 
     return join

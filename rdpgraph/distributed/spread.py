@@ -19,7 +19,7 @@ from rdpgraph.engines.solution import Solution, Status
 from rdpgraph.errors import ModelError, UnsupportedError
 from rdpgraph.estimate.estimator import Estimator, Model, Problem
 from rdpgraph.estimate.pruning.estimator import RandomizedPruning, averaged
-from rdpgraph.estimate.pruning.solution import Run
+from rdpgraph.estimate.pruning.solution import PruningRun
 from rdpgraph.estimate.randomized import Randomized
 from rdpgraph.estimate.replicates import Joined, Replicates
 from rdpgraph.estimate.restriction import RestrictedSolution, Restriction
@@ -268,10 +268,10 @@ class SpreadChains(Estimator):
 
         mine = part_of(seeds, peers.rank, peers.ranks)
 
-        def swept(seed: int) -> Run:
+        def swept(seed: int) -> PruningRun:
             """Sweep one chain with a separate generator."""
             noise = torch.Generator().manual_seed(seed)
-            return Run(one, one.first(noise)).onward(
+            return PruningRun(one, one.first(noise)).onward(
                 pruning.sweeps, warm_up=pruning.warming, seconds=math.inf, generator=noise
             )
 
@@ -280,8 +280,8 @@ class SpreadChains(Estimator):
             here = peers.agreed(lambda: list(map(swept, mine)))
             # The model is not sent.
             told = peers.told([vars(run) | {"sampler": None} for run in here])
-        runs = [Run(**parts | {"sampler": one}) for row in told for parts in row]
-        return averaged(model, Run.joined(runs))
+        runs = [PruningRun(**parts | {"sampler": one}) for row in told for parts in row]
+        return averaged(model, PruningRun.joined(runs))
 
 
 @dataclass(frozen=True, eq=False)

@@ -355,7 +355,7 @@ def _neighbourhoods(tables: Tables) -> list[list[tuple[Floats, Integers, Integer
     return near
 
 
-class Known:
+class ReachedConfigurations:
     """The configurations that were reached so far, and how many starts reached each."""
 
     def __init__(self, tables: Tables) -> None:

@@ -18,7 +18,7 @@ from rdpgraph.plan.orders import PrimalGraph, joined, min_fill, min_weight
 
 
 @dataclass(frozen=True, eq=False)
-class Part:
+class MovedPart:
     """Variables that are solved together, while all others keep their states."""
 
     fixed: Sequence[int]  # variables that were asked for, but keep their states
@@ -60,7 +60,7 @@ class Moves:
     def part(
         self, members: Collection[int], *, rng: Random, cells: float, sequence: Sequence[int] = (),
         degree: float = 1.0, deadline: float = math.inf,
-    ) -> Part | None:  # fmt: skip
+    ) -> MovedPart | None:  # fmt: skip
         """Return a part of the members whose tables have at most so many cells.
 
         Arguments and results are those of `conditioned_order`.
@@ -71,7 +71,7 @@ class Moves:
                 summed=self.summed.intersection(members), sequence=sequence, degree=degree,
                 deadline=deadline,
             )  # fmt: skip
-            return order and Part(order.fixed, len(order.steps), order.cells, order)
+            return order and MovedPart(order.fixed, len(order.steps), order.cells, order)
         part = np.fromiter(members, np.int32, len(members))
         places = np.full(len(self._sizes), -1, np.int32)
         places[list(sequence)] = np.arange(len(sequence))
@@ -90,9 +90,11 @@ class Moves:
         if count < 0:
             return None
         used = steps[: starts[count]].copy(), starts[: count + 1]
-        return Part(sorted(fixed[:outside].tolist()), count, float(total[0]), used)
+        return MovedPart(sorted(fixed[:outside].tolist()), count, float(total[0]), used)
 
-    def solved(self, part: Part, states: Integers, *, whole: bool = True) -> tuple[Integers, float]:
+    def solved(
+        self, part: MovedPart, states: Integers, *, whole: bool = True
+    ) -> tuple[Integers, float]:
         """Return the best states given those outside of the part, and their log-value.
 
         If ``whole`` is False, the log-value leaves out factors without a variable of the part.
@@ -112,20 +114,23 @@ class Moves:
         return states, float(value[0])
 
 
-class Sum:
+class ComponentSum:
     """The log-sums over a connected component of summed variables.
 
     They depend on the states of the variables around the component alone, and are kept by these.
     """
 
     def __init__(
-        self, moves: Moves, members: Set[int], plan: Callable[[Sequence[int], float], Part | None]
+        self,
+        moves: Moves,
+        members: Set[int],
+        plan: Callable[[Sequence[int], float], MovedPart | None],
     ) -> None:
         """Sum over the members, in the part that ``plan`` makes of them before a deadline."""
         self.moves, self.members, self.plan = moves, sorted(members), plan
         adjacency = moves.tables.graph.adjacency
         self.around = sorted({u for v in members for u in adjacency[v]}.difference(members))
-        self.part: Part | None = None
+        self.part: MovedPart | None = None
         self.known: dict[bytes, float] = {}
 
     def value(self, states: Integers, deadline: float) -> float | None:

@@ -34,7 +34,7 @@ from rdpgraph.engines.loopy.schedules import Flooding, LogDamping
 from rdpgraph.engines.loopy.solution import LoopySolution
 from rdpgraph.engines.reduction.network import reduce_graph
 from rdpgraph.engines.solution import Solution
-from rdpgraph.estimate.estimator import Layout, Model, Setting
+from rdpgraph.estimate.estimator import KeptLayout, Model, Setting
 from rdpgraph.estimate.proposals import count_lots, probed
 from rdpgraph.estimate.selections import Top
 from rdpgraph.interface.sites import free_numbers, free_variables
@@ -59,7 +59,7 @@ _GROWTH = 8
 
 
 def all_state_marginals(
-    layout: Layout, model: Model, inner: Solution, solve: Callable[[Model], Any]
+    layout: KeptLayout, model: Model, inner: Solution, solve: Callable[[Model], Any]
 ) -> Tensor | None:
     """(replicates, B, S) the probabilities of all states given the states kept at other variables.
 
@@ -89,7 +89,7 @@ def all_state_marginals(
     return None if messages is None else _beliefs(messages, shape)
 
 
-def _of_chains(layout: Layout, graph: FactorGraph) -> Tensor | None:
+def _of_chains(layout: KeptLayout, graph: FactorGraph) -> Tensor | None:
     """(replicates, B, S) the probabilities of the states of a graph that consists of chains.
 
     Their messages take two passes, where those of a graph take sweeps. None for other graphs, with
@@ -115,7 +115,7 @@ def _of_chains(layout: Layout, graph: FactorGraph) -> Tensor | None:
 
 
 def _of_sites(
-    layout: Layout, structure: Structure, few: Model, inner: Solution,
+    layout: KeptLayout, structure: Structure, few: Model, inner: Solution,
     solve: Callable[[Model], Any],
 ) -> Tensor | None:  # fmt: skip
     """(replicates, *batch, *sites, states) the probabilities of a structure's states."""
@@ -142,7 +142,7 @@ def _normalised(logs: Tensor) -> Tensor:
 
 
 def _messages_of(
-    layout: Layout, graph: FactorGraph, few: FactorGraph, inner: Solution
+    layout: KeptLayout, graph: FactorGraph, few: FactorGraph, inner: Solution
 ) -> InterpolatedMessages | None:
     """Messages between the kept states: of the solution, or by sweeps over a graph without cycles.
 

@@ -166,7 +166,7 @@ def restricted(model: Model, supports: Supports) -> Model:
 
 
 @dataclass(frozen=True, eq=False)
-class Layout:
+class KeptLayout:
     """Places of the selected states S' of all variables among all S; B items, flattened."""
 
     model: Model  # as declared; the sites of a structure are its variables

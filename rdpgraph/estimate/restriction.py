@@ -14,7 +14,7 @@ from rdpgraph.engines.recognised import StructureSolution
 from rdpgraph.engines.solution import OF_MODES, Solution, Status, prefix_method
 from rdpgraph.errors import ImpossibleEvidenceError, ModelError, UnsupportedError
 from rdpgraph.estimate.all_states import all_state_marginals
-from rdpgraph.estimate.estimator import Layout, Model, Supports, restricted
+from rdpgraph.estimate.estimator import KeptLayout, Model, Supports, restricted
 from rdpgraph.estimate.local_mass import local_lower_bound
 from rdpgraph.estimate.replicates import Joined, Replicates, draws_before, joined_estimate, taken
 from rdpgraph.interface.sites import free_variables
@@ -93,9 +93,9 @@ class Restriction:
         return restricted(self.original, self.supports if given else self.layout.expanded)
 
     @cached_property
-    def layout(self) -> Layout:
+    def layout(self) -> KeptLayout:
         """Positions of the kept states among all states."""
-        return Layout(self.original, self.supports, self.replicates)
+        return KeptLayout(self.original, self.supports, self.replicates)
 
     def solved(self) -> Solution:
         """Solution of the model on the kept states."""
@@ -150,7 +150,7 @@ class RestrictedSolution(Solution):
         return Replicates(logs, restriction.equal, groups=restriction.groups)
 
     @property
-    def _layout(self) -> Layout:
+    def _layout(self) -> KeptLayout:
         return self.restriction.layout
 
     def _split(self, values: Tensor) -> Tensor:
@@ -445,7 +445,7 @@ class RestrictedSolution(Solution):
 
     def _relaxed(
         self, temperature: float, generator: torch.Generator | None
-    ) -> tuple[Layout, Tensor, Tensor]:
+    ) -> tuple[KeptLayout, Tensor, Tensor]:
         """States of all replicates, (1, B, 1) the replicate drawn, and its relaxed draw (1, B, S').
 
         By Fu, Cunningham and Lapata 2022, algorithm 4, for a chain, with the weights that it leaves

@@ -135,7 +135,7 @@ def chosen(features: Features, kernel: Kernel, count: int) -> Tensor:
 
 
 @dataclass(frozen=True, eq=False)
-class Group:
+class PaddedGroup:
     """Sequences of similar lengths, padded to one.
 
     Attributes:
@@ -163,7 +163,7 @@ class Basis:
     points: list[Features]
     kernels: list[Kernel]
     nugget: float
-    _reused: dict[Group, tuple[Conditional, ...]] = field(
+    _reused: dict[PaddedGroup, tuple[Conditional, ...]] = field(
         init=False, repr=False, default_factory=dict
     )
     _roots: list[Tensor] | None = field(init=False, default=None, repr=False)
@@ -203,7 +203,7 @@ class Basis:
         return roots
 
     def conditional(
-        self, group: Group, roots: Sequence[Tensor] | None = None
+        self, group: PaddedGroup, roots: Sequence[Tensor] | None = None
     ) -> tuple[Conditional, ...]:
         """The functions at the positions of a group, given those at the points; not cached.
 
@@ -214,7 +214,7 @@ class Basis:
             return tuple(self._conditional(*part, group) for part in parts)
 
     def reused(
-        self, group: Group, roots: Sequence[Tensor] | None = None
+        self, group: PaddedGroup, roots: Sequence[Tensor] | None = None
     ) -> tuple[Conditional, ...]:
         """The result of `conditional`, cached; with ``roots``, fresh and differentiable in them."""
         if roots is not None:
@@ -229,7 +229,7 @@ class Basis:
         features: Sequence[Features],
         states: Sequence[Tensor] | None,
         edges: Sequence[Tensor] | None,
-    ) -> Group:
+    ) -> PaddedGroup:
         """Group some of the sequences."""
         chosen = [features[place] for place in places]
         device = chosen[0].device
@@ -250,7 +250,9 @@ class Basis:
             each = stacked.products(points)
             dots = pad_sequence(list(each.dots.split(sizes)), batch_first=True)
             cross.append(Products(dots, left, each.right.expand(len(places), -1)))
-        return Group(places, Labelling(padded, lengths, tied), cross, Products(square, left, left))
+        return PaddedGroup(
+            places, Labelling(padded, lengths, tied), cross, Products(square, left, left)
+        )
 
     def groups(
         self,
@@ -258,7 +260,7 @@ class Basis:
         features: Sequence[Features],
         states: Sequence[Tensor] | None,
         edges: Sequence[Tensor] | None,
-    ) -> list[Group]:
+    ) -> list[PaddedGroup]:
         """Groups of all sequences, each of about a size, sorted by length to limit padding."""
         order = sorted(range(len(features)), key=lambda place: features[place].rows)
         count = -(-len(order) // size)
@@ -269,7 +271,7 @@ class Basis:
         ]
 
     def _conditional(
-        self, kernel: Kernel, root: Tensor, cross: Products, group: Group
+        self, kernel: Kernel, root: Tensor, cross: Products, group: PaddedGroup
     ) -> Conditional:
         inside = group.labels.inside()
         flat = kernel(cross).flatten(0, 1)  # one solve for all sequences

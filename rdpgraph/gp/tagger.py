@@ -16,7 +16,7 @@ from rdpgraph._core.numbers import is_real, is_whole
 from rdpgraph._core.portable import Arguments
 from rdpgraph.errors import ModelError
 from rdpgraph.gp.estimators import GradientEstimator, Reparameterised
-from rdpgraph.gp.inducing import Group, basis_of
+from rdpgraph.gp.inducing import PaddedGroup, basis_of
 from rdpgraph.gp.kernels import Features, Kernel, Linear, feature_list
 from rdpgraph.gp.likelihoods import ChainLikelihood, Labelling, Likelihood
 from rdpgraph.gp.posterior import (
@@ -289,7 +289,7 @@ class StructuredGP(Arguments):
         sequences: Iterable[Any],
         labels: Iterable[Sequence[Hashable]] | None,
         edges: Iterable[Tensor] | None,
-    ) -> list[Group]:
+    ) -> list[PaddedGroup]:
         if not hasattr(self, "posterior_"):
             raise ModelError("This StructuredGP is not fitted; call fit(sequences, labels) first.")
         features = feature_list(sequences, columns=self._basis.points[0].columns)

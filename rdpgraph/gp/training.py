@@ -15,7 +15,7 @@ from rdpgraph._core.arguments import require_fields, typed
 from rdpgraph._core.progress import Progress, goes_on
 from rdpgraph.errors import ModelError
 from rdpgraph.gp.estimators import GradientEstimator
-from rdpgraph.gp.inducing import Basis, Group
+from rdpgraph.gp.inducing import Basis, PaddedGroup
 from rdpgraph.gp.likelihoods import Likelihood
 from rdpgraph.gp.posterior import Functions, VariationalPosterior
 from rdpgraph.plan.clock import stopped
@@ -110,7 +110,7 @@ class Objective:
 
     def expected(
         self,
-        group: Group,
+        group: PaddedGroup,
         generator: torch.Generator | None,
         roots: Sequence[Tensor] | None = None,
     ) -> Tensor:
@@ -177,7 +177,7 @@ class Training:
             )
 
     def run(
-        self, objective: Objective, groups: list[Group], generator: torch.Generator | None
+        self, objective: Objective, groups: list[PaddedGroup], generator: torch.Generator | None
     ) -> list[float]:
         """Maximise the bound; its estimates, one for each step."""
         parameters = [one for one in objective.posterior.parameters() if one.requires_grad]
@@ -261,7 +261,7 @@ def _stepped(
 def _loss(
     optimiser: Optimizer,
     objective: Objective,
-    groups: list[Group],
+    groups: list[PaddedGroup],
     item: int | None,
     generator: torch.Generator | None,
     *,
@@ -277,7 +277,7 @@ def _loss(
 
 def _bound(
     objective: Objective,
-    groups: list[Group],
+    groups: list[PaddedGroup],
     item: int | None,
     generator: torch.Generator | None,
     *,

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from rdpgraph._core import tuning
 from rdpgraph.io.text import WAIT, Bytes, PathLike, read_bytes
-from rdpgraph.io.tokens import Numbers
+from rdpgraph.io.tokens import TokenNumbers
 from rdpgraph.model.names import Decimals
 
 LIMIT = 1 << 25
@@ -20,7 +20,7 @@ _MOST = 2.0**53  # whole numbers that a double holds
 Array = NDArray[np.signedinteger[Any]]
 
 
-class Row(Mapping[str, int]):
+class EvidenceRow(Mapping[str, int]):
     """A row of evidence by the names of variables, in file order: a mapping over (n, 2) integers.
 
     Equal to the dictionary of the same states, in a tenth of its memory.
@@ -53,7 +53,7 @@ class Row(Mapping[str, int]):
 
 
 class _Items(ItemsView[str, int]):
-    _mapping: Row
+    _mapping: EvidenceRow
 
     def __iter__(self) -> Iterator[tuple[str, int]]:
         pairs = self._mapping.pairs
@@ -185,7 +185,7 @@ class _Listed:
     """The numbers of a file as integers, -1 for those that are not whole."""
 
     def __init__(self, text: str | Bytes, source: str) -> None:
-        self.numbers = Numbers(text.encode() if isinstance(text, str) else text, source)
+        self.numbers = TokenNumbers(text.encode() if isinstance(text, str) else text, source)
         self.end = self.numbers.total
         self.values: Array = np.empty(self.end, dtype=np.int32)
         for first in range(0, self.end, tuning.PIECE):
@@ -251,7 +251,7 @@ def _length(listed: _Listed, at: int) -> int:
     return listed.whole(at, "a number of observed variables", max(left, 0))
 
 
-def _row(listed: _Listed, at: int) -> Row:
+def _row(listed: _Listed, at: int) -> EvidenceRow:
     """The row ``n v1 s1 ... vn sn`` at a place."""
     end = at + 1 + 2 * _length(listed, at)
     pairs = listed.values[at + 1 : end].reshape(-1, 2)
@@ -262,10 +262,10 @@ def _row(listed: _Listed, at: int) -> Row:
     ranked = np.sort(pairs[:, 0])
     if (ranked[1:] == ranked[:-1]).any():
         pairs = _without_repeats(listed.numbers, pairs, at + 1)
-    return Row(pairs)
+    return EvidenceRow(pairs)
 
 
-def _without_repeats(numbers: Numbers, pairs: Array, start: int) -> Array:
+def _without_repeats(numbers: TokenNumbers, pairs: Array, start: int) -> Array:
     """Pairs without repetitions; another state of a variable is an error."""
     cuts = range(0, len(pairs), tuning.PIECE)
     kept = _different(np.concatenate([_different(pairs[at : at + tuning.PIECE]) for at in cuts]))

@@ -29,7 +29,7 @@ _RARE = b"\x1c\x1d\x1e\x1f"  # blanks of str.split, not of bytes.split
 
 
 @dataclass(frozen=True, eq=False)
-class Rules:
+class RuleLines:
     """Rules in the order of their lines: numbers of lines, weights, names in UTF-8.
 
     ``lexical`` is (M,) True for a rule with a word; ``left`` and ``right`` are those of the other
@@ -45,7 +45,7 @@ class Rules:
     words: list[bytes]
 
 
-def rules_of(data: Bytes, source: str) -> Iterator[Rules]:
+def rules_of(data: Bytes, source: str) -> Iterator[RuleLines]:
     """Read the rules of a grammar in UTF-8, piece by piece."""
     for number, piece in _pieces(data, source):
         rules = _read(piece, number, source)
@@ -81,7 +81,7 @@ def _pieces(data: Bytes, source: str) -> Iterator[tuple[int, bytes]]:
         at = stop
 
 
-def _read(piece: bytes, first: int, source: str) -> Rules | None:
+def _read(piece: bytes, first: int, source: str) -> RuleLines | None:
     """The rules of some lines; None if a weight is not a number."""
     rows: list[tuple[bytes, ...]] = _LINES.findall(piece)
     if len(piece.translate(None, _RARE)) < len(piece) or (
@@ -101,7 +101,7 @@ def _read(piece: bytes, first: int, source: str) -> Rules | None:
     lexical = np.fromiter(map(bool, words), np.bool_, len(words))
     left, right = (list(filter(None, symbols)) for symbols in (left, right))
     words = [word[1:-1] for word in words if word]
-    return Rules(lines + first, values, lexical, parents, left, right, words)
+    return RuleLines(lines + first, values, lexical, parents, left, right, words)
 
 
 def _read_line(line: bytes, where: str) -> tuple[bytes, ...]:

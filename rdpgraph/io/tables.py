@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from rdpgraph.errors import ModelError, UnsupportedError
-from rdpgraph.model.conditional import Network
+from rdpgraph.model.conditional import ConditionalTables
 from rdpgraph.model.factor import Factor
 from rdpgraph.model.graph import FactorGraph
 from rdpgraph.model.potentials.table import Table
@@ -104,7 +104,7 @@ def conditional_tables(graph: FactorGraph) -> list[Scoped]:
     """The factors P(x | parents) over (*parents, x), for each x in order; refuses other graphs."""
     refuse_several(graph)
     try:
-        network = Network.read(graph.domain, graph.blocks)
+        network = ConditionalTables.read(graph.domain, graph.blocks)
     except UnsupportedError as error:
         raise UnsupportedError(f"{error} Write it as a MARKOV file (.uai).") from None
     scopes = ((*network.parents(number), number) for number in range(graph.num_variables))

@@ -35,7 +35,7 @@ _BLANK = np.zeros(256, dtype=np.bool_)
 _BLANK[list(b" \t\n\r\f\v")] = True
 
 
-class Numbers:
+class TokenNumbers:
     """The numbers of a file, after a heading (one of ``kinds``) or none, read piece by piece.
 
     Comments after ``#``, ``//`` and ``c`` are dropped, from a bytearray in place. ``heading`` is in

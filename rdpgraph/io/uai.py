@@ -15,7 +15,7 @@ from rdpgraph._core import tuning
 from rdpgraph.errors import BudgetError, ModelError
 from rdpgraph.io.tables import all_variables, conditional_tables, factor_tables, values_of
 from rdpgraph.io.text import Bytes, fail
-from rdpgraph.io.tokens import MOST_UNLISTED, Numbers
+from rdpgraph.io.tokens import MOST_UNLISTED, TokenNumbers
 from rdpgraph.model.block import Block, no_factors
 from rdpgraph.model.conditional import SumsOff
 from rdpgraph.model.domain import Domain
@@ -47,7 +47,7 @@ def parse_uai(
     """
     data = text.encode() if isinstance(text, str) else text
     most_shapes = max(tuning.MOST_SHAPES, len(data) // tuning.SHAPE_TEXT)
-    numbers = Numbers(data, source, kinds=_KINDS)
+    numbers = TokenNumbers(data, source, kinds=_KINDS)
     del text, data
     sizes = _read_sizes(numbers)
     groups = _by_shape(numbers, sizes, *_read_scopes(numbers, len(sizes)), most_shapes)
@@ -138,7 +138,7 @@ def _warn_of_sums(groups: list[_Alike], log_values: NDArray[Any], source: str) -
     off.warn(source, str)
 
 
-def _read_sizes(numbers: Numbers) -> NDArray[np.int64]:
+def _read_sizes(numbers: TokenNumbers) -> NDArray[np.int64]:
     count = numbers.whole("a number of variables", max(numbers.total - 1, 0))
     sizes = np.empty(min(count, numbers.total - numbers.place), dtype=np.int64)
     most = max(numbers.total, MOST_UNLISTED)
@@ -153,7 +153,9 @@ def _read_sizes(numbers: Numbers) -> NDArray[np.int64]:
     return sizes
 
 
-def _read_scopes(numbers: Numbers, variables: int) -> tuple[NDArray[np.int8], NDArray[np.int32]]:
+def _read_scopes(
+    numbers: TokenNumbers, variables: int
+) -> tuple[NDArray[np.int8], NDArray[np.int32]]:
     """The arity of each factor, and the variables of all scopes, concatenated."""
     left = max(numbers.total - numbers.place - 1, 0)
     count = numbers.whole("a number of factors", left)
@@ -190,7 +192,7 @@ def _read_scopes(numbers: Numbers, variables: int) -> tuple[NDArray[np.int8], ND
 
 
 def _by_shape(
-    numbers: Numbers,
+    numbers: TokenNumbers,
     sizes: NDArray[np.int64],
     arities: NDArray[np.int8],
     members: NDArray[np.int32],
@@ -220,7 +222,7 @@ def _by_shape(
 
 
 def _fail_at_repeat(
-    numbers: Numbers, arities: NDArray[np.int8], factor: int, members: NDArray[np.int32]
+    numbers: TokenNumbers, arities: NDArray[np.int8], factor: int, members: NDArray[np.int32]
 ) -> NoReturn:
     """Raise an error about a variable repeated in a factor's scope."""
     start = int(arities[:factor].sum(dtype=np.int64))
@@ -231,7 +233,7 @@ def _fail_at_repeat(
     numbers.fail(first + start + factor + 1 + slot, expected)
 
 
-def _read_tables(numbers: Numbers, groups: list[_Alike], dtype: torch.dtype) -> NDArray[Any]:
+def _read_tables(numbers: TokenNumbers, groups: list[_Alike], dtype: torch.dtype) -> NDArray[Any]:
     """The log-values of the factors, group by group; every length and value is checked."""
     count, end = sum(len(group.rows) for group in groups), numbers.total
     bounds = np.empty(count + 1)  # places of the tables' lengths, and the end
@@ -301,7 +303,7 @@ def _sized(groups: list[_Alike]) -> Iterator[tuple[NDArray[np.int32], NDArray[np
         yield np.concatenate(rows), np.repeat(sizes, list(map(len, rows)))
 
 
-def _fail_at_length(numbers: Numbers, bounds: NDArray[np.float64], factor: int) -> NoReturn:
+def _fail_at_length(numbers: TokenNumbers, bounds: NDArray[np.float64], factor: int) -> NoReturn:
     length = bounds[factor + 1] - bounds[factor] - 1
     place = min(int(bounds[factor]), numbers.total)
     numbers.fail(place, f"the {length:.0f} of factor {factor}'s table")

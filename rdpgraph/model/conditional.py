@@ -29,7 +29,7 @@ _SILENT = 1e-4  # sums this near to one are not mentioned
 
 
 @dataclass(frozen=True, eq=False)
-class Network:
+class ConditionalTables:
     """The conditional tables of a Bayesian network, by the numbers of their variables.
 
     Attributes:
@@ -41,7 +41,7 @@ class Network:
     places: Mapping[int, tuple[Block, int]]
 
     @staticmethod
-    def read(domain: Domain, blocks: Sequence[Block]) -> "Network":
+    def read(domain: Domain, blocks: Sequence[Block]) -> "ConditionalTables":
         """The network of factors P(x | parents), x first in every scope or last in every one."""
         count = sum(block.count for block in blocks)
         for slot in (0, -1):
@@ -51,7 +51,7 @@ class Network:
                     break
                 children = block.scopes[:, slot].tolist()
                 places.update((child, (block, row)) for row, child in enumerate(children))
-            network = Network(slot, places)
+            network = ConditionalTables(slot, places)
             whole = len(places) == count == domain.count
             if whole and cycle_of({x: network.parents(x) for x in places}) is None:
                 return network
@@ -93,7 +93,7 @@ def parents_drawn(domain: Domain, blocks: Sequence[Block]) -> dict[int, list[int
             potential, declared = block.select(rows), block.declared[rows]
             tables.append(Block(block.scopes[rows], potential, shape, None, declared))
     try:
-        network = Network.read(domain, tables)
+        network = ConditionalTables.read(domain, tables)
     except UnsupportedError:
         return None
     return {child: network.parents(child) for child in range(domain.count)}

@@ -42,7 +42,7 @@ from rdpgraph.model.variable import Variable, VariableArray
 if TYPE_CHECKING:
     from pandas import DataFrame, Series  # pyright: ignore
 
-    from rdpgraph.model.conditional import Conditional, Network
+    from rdpgraph.model.conditional import Conditional, ConditionalTables
 
     Evidence = Mapping[Any, Any] | Sequence[Mapping[Any, Any]] | DataFrame | Series
 
@@ -368,10 +368,10 @@ class FactorGraph(Opaque):
             yield Factor(tuple(map(self.domain.variable, scope)), Table.from_logs(table))
 
     @cached_property
-    def _network(self) -> "Network":
-        from rdpgraph.model.conditional import Network
+    def _network(self) -> "ConditionalTables":
+        from rdpgraph.model.conditional import ConditionalTables
 
-        return Network.read(self.domain, self.blocks)
+        return ConditionalTables.read(self.domain, self.blocks)
 
     def parents(self, variable: Named) -> tuple[Variable, ...]:
         """The parents of a variable of a Bayesian network, in the order of its table's dims.

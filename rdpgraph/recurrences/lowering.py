@@ -23,7 +23,7 @@ from rdpgraph.recurrences.affine import Affine
 from rdpgraph.recurrences.program import Array, Lookup, Program, Read, Row, Rule, Table
 from rdpgraph.recurrences.records import (
     Alternative,
-    Factor,
+    FactorRecord,
     Form,
     Kind,
     Look,
@@ -223,7 +223,7 @@ class _Lowering:
     stages: list[Sketch] = field(default_factory=list[Sketch])
     hoisted: list[Sketch] = field(default_factory=list[Sketch])
     forms: list[Form] = field(default_factory=list[Form])
-    factors: list[Factor] = field(default_factory=list[Factor])
+    factors: list[FactorRecord] = field(default_factory=list[FactorRecord])
     looks: list[Look] = field(default_factory=list[Look])
     alternatives: list[Alternative] = field(default_factory=list[Alternative])
 
@@ -675,7 +675,7 @@ class _Lowering:
         rest = (*place.axes, *place.row)
         return found + [(at[axis], sized.hops[axis], sized.rows.get(axis, "0")) for axis in rest]
 
-    def _factor(self, read: Read, moves: Mapping[str, Affine], row: Sequence[str]) -> Factor:
+    def _factor(self, read: Read, moves: Mapping[str, Affine], row: Sequence[str]) -> FactorRecord:
         """What a product reads; labels of the row are read all at once."""
         parts, levels = list[tuple[Affine, str]](), list[tuple[Affine, str]]()
         looks, hops, rows = list[Look](), ["0"], ["0"]
@@ -700,7 +700,7 @@ class _Lowering:
             raise UnloweredError(f"{read} is a row of cells at places that are data")
         levels = [(at, stride) for at, stride in levels if stride != "0"]
         return _record(
-            Factor, at=self._form(parts, sized.at if sized else "0"),
+            FactorRecord, at=self._form(parts, sized.at if sized else "0"),
             level=self._form(levels, sized.level) if sized else Form(),
             slot=0 if known else self.slots[read.array],
             item="total" if known else self._item(read.array), hop=_sum(hops),

@@ -47,7 +47,7 @@ class Look:
 
 
 @dataclass(frozen=True, slots=True)
-class Factor:
+class FactorRecord:
     """What a product reads: a row of labels or one number."""
 
     at: Form  # where its numbers begin, for item 0
@@ -136,7 +136,7 @@ class Whole:
     levels: int  # and levels
 
 
-RECORDS = (Form, Look, Factor, Alternative, Stage, Whole)
+RECORDS = (Form, Look, FactorRecord, Alternative, Stage, Whole)
 HEADER = Path(__file__).parents[1] / "native" / "kernels" / "recurrences" / "records.h"
 
 

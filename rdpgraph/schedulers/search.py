@@ -13,7 +13,7 @@ from rdpgraph._core.progress import Progress
 from rdpgraph.engines.configurations import best_of, likeliest
 from rdpgraph.engines.loopy.propagation import Sweep
 from rdpgraph.engines.search.neighbourhoods import Move
-from rdpgraph.engines.search.solution import Limits, SearchSolution
+from rdpgraph.engines.search.solution import SearchLimits, SearchSolution
 from rdpgraph.model.graph import FactorGraph
 from rdpgraph.plan import clock
 from rdpgraph.schedulers.loopy import ForMessages, Loopy
@@ -89,7 +89,7 @@ class Search(Scheduler):
         network = reduced(graph, self.seconds)
         budget = budget_of(self.memory, self.seconds)
         seed = seed_of(self.generator)
-        limits = Limits(
+        limits = SearchLimits(
             self.seconds, budget.memory_bytes, self.patience, seed, progress=self.progress,
             compiled=compiled_functions,
         )  # fmt: skip

@@ -13,7 +13,7 @@ import torch
 import rdpgraph as rg
 from rdpgraph._core import effort
 from rdpgraph.cli import loading, main, solving
-from rdpgraph.cli.solving import Known, ending
+from rdpgraph.cli.solving import PartialAnswer, ending
 from rdpgraph.errors import BudgetError
 from rdpgraph.plan import clock
 
@@ -46,7 +46,7 @@ def test_what_does_not_end_is_ended(soon):
 
 def test_what_is_known_is_given_in_place_of_an_error(soon):
     del soon
-    known = Known()
+    known = PartialAnswer()
     with ending(0.01, known=known):
         known.keep("half of an answer")
         stubborn()
@@ -62,7 +62,7 @@ def test_a_process_that_had_little_of_the_machine_goes_on(soon, monkeypatch):
             pass
     with pytest.raises(BudgetError, match="after the time budget"), ending(0.02):
         stubborn()  # in the end it is ended all the same
-    with ending(0.05, known=(known := Known())):
+    with ending(0.05, known=(known := PartialAnswer())):
         known.keep("an answer")
         stubborn()  # nothing is waited for where there is one
 

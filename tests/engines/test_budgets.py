@@ -20,7 +20,7 @@ from rdpgraph.engines.elimination_bounds import (
 )
 from rdpgraph.engines.reduction.network import reduce_graph
 from rdpgraph.engines.reduction.tables import tables_of
-from rdpgraph.engines.search.neighbourhoods import Search
+from rdpgraph.engines.search.neighbourhoods import NeighbourhoodSearch
 from rdpgraph.errors import BudgetError
 from rdpgraph.plan import clock
 
@@ -136,7 +136,9 @@ def test_sums_of_a_search_fit_the_memory_or_are_not_made():
     exact = float(rg.infer(graph.condition({"x[14]": 0})).log_partition)
 
     def found(memory: float, seconds: float = math.inf) -> float | None:
-        search = Search(tables, Random(0), memory=memory, most=4, summed=summed, seconds=seconds)
+        search = NeighbourhoodSearch(
+            tables, Random(0), memory=memory, most=4, summed=summed, seconds=seconds
+        )
         return search.value(states)
 
     ample = 28 * 2**count

@@ -138,7 +138,7 @@ class Circuit:
         return pairs.flatten(0, 1)
 
 
-class LogSum(torch.autograd.Function):
+class CircuitLogSum(torch.autograd.Function):
     """Root of a circuit (B,) from log-weights (B, 2 n), whose gradient is that of `shares`."""
 
     @staticmethod

@@ -12,7 +12,7 @@ from torch import Tensor
 from rdpgraph._core import effort, tuning
 from rdpgraph._core.cache import cached_property
 from rdpgraph.engines.compiled import Compiled, uncompiled
-from rdpgraph.engines.counting.circuit import Circuit, LogSum, compiled, compiles
+from rdpgraph.engines.counting.circuit import Circuit, CircuitLogSum, compiled, compiles
 from rdpgraph.engines.counting.counter import has_counter, log_count
 from rdpgraph.engines.counting.encoding import Encoding, encoded, place
 from rdpgraph.engines.reduction.network import Network
@@ -158,7 +158,7 @@ class CountedSolution(Solution):
         """(B,) log Z in nats, by the circuit."""
         if self.circuit.impossible:
             return self.network.constant.new_full((self.network.batch,), -math.inf)
-        summed: Tensor = LogSum.apply(self._encoding.log_weights, self.circuit)  # pyright: ignore[reportUnknownMemberType, reportAssignmentType]
+        summed: Tensor = CircuitLogSum.apply(self._encoding.log_weights, self.circuit)  # pyright: ignore[reportUnknownMemberType, reportAssignmentType]
         return (self._encoding.constant + summed).expand(self.network.batch)
 
     @cached_property

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from rdpgraph._core import tuning
 from rdpgraph.engines.exact.products import Value, from_logs, joined, multiply, reduce
-from rdpgraph.engines.exact.program import BatchedStep, Operand, Program, Side
+from rdpgraph.engines.exact.program import BatchedStep, ContractionProgram, Operand, Side
 from rdpgraph.engines.reduction.network import Group
 from rdpgraph.logspace.logmatrix import finite, safe_log
 from rdpgraph.plan.clock import Watch
@@ -26,13 +26,13 @@ from rdpgraph.plan.clock import Watch
 class Upward:
     """Tables of every pool after the upward pass; None where they were freed."""
 
-    program: Program  # what was run
+    program: ContractionProgram  # what was run
     pools: tuple[Value | None, ...]  # the tables
     spent: float  # seconds
 
 
 def upward(
-    program: Program,
+    program: ContractionProgram,
     groups: Sequence[Group],
     *,
     maximise: bool = False,

@@ -78,7 +78,7 @@ class Side(NamedTuple):
 
 
 @dataclass(frozen=True, eq=False)
-class Program:
+class ContractionProgram:
     """Batched steps: pools 0 to groups-1 are the factors, and step i fills pool groups + i."""
 
     groups: int  # number of factor pools
@@ -105,7 +105,7 @@ Layout: TypeAlias = tuple[tuple[int, tuple[int, ...] | None], ...]
 @remembered(256)
 def compiled(
     tree: ContractionTree, layout: Layout, maximise: frozenset[int] = frozenset()
-) -> Program:
+) -> ContractionProgram:
     """Program of a tree whose leaves are in groups of ``layout``; cached.
 
     Variables ``maximise`` are maximised out instead of summed.
@@ -138,7 +138,7 @@ class _Compiler:
         self.places = [(g, row) for g, (count, _) in enumerate(layout) for row in range(count)]
         self.pool_counts = [count for count, _ in layout]
 
-    def program(self) -> Program:
+    def program(self) -> ContractionProgram:
         steps: list[BatchedStep] = []
         roots: list[int] = []
         leaves = len(self.places)
@@ -158,7 +158,9 @@ class _Compiler:
             for operand in (step.left, step.right):
                 for pool, _ in operand.pieces if operand else ():
                     last_use[pool] = number
-        return Program(len(self.layout), tuple(steps), tuple(roots), tuple(last_use), self.sizes)
+        return ContractionProgram(
+            len(self.layout), tuple(steps), tuple(roots), tuple(last_use), self.sizes
+        )
 
     def _levels(self) -> list[dict[_Signature, list[_Member]]]:
         """Per level the steps by signature."""

@@ -10,7 +10,7 @@ import numpy as np
 
 from rdpgraph._core import effort, tuning
 from rdpgraph._core.progress import Progress, goes_on
-from rdpgraph.engines.elimination import Known, annealed, log_total
+from rdpgraph.engines.elimination import ReachedConfigurations, annealed, log_total
 from rdpgraph.engines.elimination_bounds import Elimination, bounded, tight_order
 from rdpgraph.engines.minibuckets.population import Grown, grown
 from rdpgraph.engines.minibuckets.populations import (
@@ -112,7 +112,7 @@ class _Work:
         self.last = self.end + sampling.grace
         self.rng, self.choice = np.random.default_rng(sampling.seed), Random(sampling.seed)
         self.searching = np.random.default_rng(sampling.seed + 1)
-        self.known = Known(tables)
+        self.known = ReachedConfigurations(tables)
         self.pins = self.known.heaviest(0)
         self.lower = -math.inf
         self.draws = list[Draws]()

@@ -24,7 +24,7 @@ from rdpgraph.plan import clock
 
 
 @dataclass(frozen=True, eq=False)
-class Step:
+class PopulationStep:
     """Extension of the members by a variable."""
 
     variable: int  # the variable
@@ -43,7 +43,7 @@ class Grown:
     log_partition: float  # its exponential has the mean Z, whatever the number of members
     lower: float  # log of the summed products of the final members, a lower bound on log Z
     exact: bool  # no members were drawn, so that both are log Z
-    steps: tuple[Step, ...]  # of all variables, if they were asked for
+    steps: tuple[PopulationStep, ...]  # of all variables, if they were asked for
     shares: Floats  # (final members,) of the estimate
     # (P,) of each pin, and then of the forced configuration, the approximate log-probability to
     # survive by chance
@@ -110,7 +110,7 @@ def grown(
     start = np.array([passed.bound])
     members = _Members({}, np.zeros(1, np.int64), start, start, np.zeros(1))
     followed = _Followed(pins, forced)
-    steps: list[Step] = []
+    steps: list[PopulationStep] = []
     exact = True
     for bucket, gone in zip(buckets, leaving, strict=True):
         if clock.now() > deadline:
@@ -166,7 +166,7 @@ def grown(
             place[survivors] = np.arange(len(survivors))
             stayed = np.flatnonzero(place[groups] >= 0)
             steps.append(
-                Step(
+                PopulationStep(
                     v, len(members.weights), parents[stayed], states[stayed], gains[stayed],
                     place[groups[stayed]], np.exp(shares[stayed]),
                 )

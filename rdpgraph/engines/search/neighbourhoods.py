@@ -13,7 +13,7 @@ from rdpgraph._core import effort, tuning
 from rdpgraph._core.cache import cached_property
 from rdpgraph._core.progress import goes_on
 from rdpgraph.engines.compiled import Compiled
-from rdpgraph.engines.moves import Moves, Part, Sum, components, narrowest
+from rdpgraph.engines.moves import ComponentSum, MovedPart, Moves, components, narrowest
 from rdpgraph.engines.reduction.tables import Integers, Tables
 from rdpgraph.plan import clock
 
@@ -41,7 +41,7 @@ class Move:
 
 
 @dataclass(frozen=True, eq=False)
-class Outcome:
+class SearchOutcome:
     """The outcome of a search."""
 
     states: Integers  # (V,) the best configuration
@@ -51,7 +51,7 @@ class Outcome:
     seconds: float  # from the start to the last improvement
 
 
-class Search:
+class NeighbourhoodSearch:
     """Large neighbourhood search (Shaw 1998) whose parts are nearly the whole model.
 
     A random cutset keeps its states, and a part is all that an elimination order with small tables
@@ -100,10 +100,10 @@ class Search:
         few = effort.MOVE_CELLS if kernel is None else effort.COMPILED_CELLS * effort.MOVE_CELLS
         self.cells = float(min(max(few, 4 * largest**2, 4 * needed), self.most))
         self.small = self.cells
-        self.kept: deque[Part] = deque(maxlen=effort.KEPT_ORDERS)
+        self.kept: deque[MovedPart] = deque(maxlen=effort.KEPT_ORDERS)
         self.whole = len(self.free) <= effort.PART_VARIABLES or bool(summed)
         parts = {id(part): part for part in self.together.values()}
-        self.sums = [Sum(self.moves, part, self._sum) for part in parts.values()]
+        self.sums = [ComponentSum(self.moves, part, self._sum) for part in parts.values()]
         self.rest = tables.without(summed)
         # Of all runs: moves, the best score, the start, and whether progress ended them.
         self.done, self.peak, self.begin, self.ended = 0, -math.inf, clock.now(), False
@@ -120,7 +120,7 @@ class Search:
             total += value
         return total
 
-    def _sum(self, members: Sequence[int], deadline: float) -> Part | None:
+    def _sum(self, members: Sequence[int], deadline: float) -> MovedPart | None:
         """Return a part that sums over some variables given all others."""
         return self._order(members, self.most, deadline)
 
@@ -134,7 +134,7 @@ class Search:
         enough: float = math.inf,
         progress: Callable[[Move], None] | None = None,
         constant: float = 0.0,
-    ) -> Outcome | None:
+    ) -> SearchOutcome | None:
         """Search briefly from each start, and go on from the best.
 
         What a start leads to is joined with the best outcome so far (`joined`). Starts for which
@@ -162,7 +162,9 @@ class Search:
         other = self.run(best.states, seconds=left, patience=min(patience, left), **settings)
         return self._better(best, other, since)
 
-    def _better(self, best: Outcome | None, other: Outcome | None, since: float) -> Outcome | None:
+    def _better(
+        self, best: SearchOutcome | None, other: SearchOutcome | None, since: float
+    ) -> SearchOutcome | None:
         """Return the better of two outcomes, joined with the other; None if the second is None."""
         if other is None or best is None or other.optimal:
             return other
@@ -170,7 +172,7 @@ class Search:
         one, two = sorted((best, other), key=lambda each: each.score)
         return self.joined(two, one.states)
 
-    def joined(self, best: Outcome, other: Integers) -> Outcome:
+    def joined(self, best: SearchOutcome, other: Integers) -> SearchOutcome:
         """Return the best mixture of two configurations; it is no worse than ``best``.
 
         Each variable takes its state in one of the two. Variables on which these agree keep their
@@ -206,7 +208,7 @@ class Search:
         enough: float = math.inf,
         progress: Callable[[Move], None] | None = None,
         constant: float = 0.0,
-    ) -> Outcome | None:
+    ) -> SearchOutcome | None:
         """Search for some seconds; return None if the tables of a sum are too large.
 
         The search also ends after ``patience`` seconds or ``stale`` moves without an improvement,
@@ -248,7 +250,7 @@ class Search:
                 assert value is not None
             took = clock.now() - start
             if order.count == len(self.free):
-                return Outcome(
+                return SearchOutcome(
                     states, value, optimal=True, moves=moves, seconds=clock.now() - begin
                 )
             if walk.arrive(states, value):
@@ -261,7 +263,7 @@ class Search:
             is_short = 2 * took < effort.MOVE_LONG * seconds
             if is_short and (walk.stale + 1) % effort.STALE_MOVES == 0:
                 self._grow()
-        return Outcome(
+        return SearchOutcome(
             walk.best, walk.best_value, optimal=False, moves=moves, seconds=gained - begin
         )
 
@@ -272,7 +274,7 @@ class Search:
         self.kept.clear()
         return True
 
-    def _next(self, deadline: float, *, widely: bool) -> Part | None:
+    def _next(self, deadline: float, *, widely: bool) -> MovedPart | None:
         """Return the next part, as large as the present size of tables allows, or one made before.
 
         If ``widely`` is False, it may also be a small part around one variable.
@@ -291,7 +293,7 @@ class Search:
             self.kept.append(order)
         return order
 
-    def _planned(self, deadline: float) -> Part | None:
+    def _planned(self, deadline: float) -> MovedPart | None:
         while True:
             part: Sequence[int] = self.free
             if not self.whole:
@@ -303,7 +305,9 @@ class Search:
                 return order
             self.most = self.cells = self.cells / 2
 
-    def _order(self, part: Sequence[int] | Set[int], cells: float, deadline: float) -> Part | None:
+    def _order(
+        self, part: Sequence[int] | Set[int], cells: float, deadline: float
+    ) -> MovedPart | None:
         degree = float(self.rng.choice((0, 1, 2)))
         sequences = [self.sequence]
         if self.summed and self.rng.random() < effort.GREEDY_SUMS:  # more of the others stay free
@@ -345,7 +349,7 @@ class Search:
         sums = {u for each in near for u in each if u in self.together}
         return sorted(part.union(*[self.together[u] for u in sums]))
 
-    def _changed(self, states: Integers, order: Part) -> Integers:
+    def _changed(self, states: Integers, order: MovedPart) -> Integers:
         """Return a copy of the states in which a few of the fixed variables have random ones."""
         count = min(self.rng.choice((1, 1, 2, 3, 5, 8)), len(order.fixed))
         changed = states.copy()

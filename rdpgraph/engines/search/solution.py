@@ -27,8 +27,8 @@ from rdpgraph.engines.reduction.tables import (
     full_states,
     tables_of,
 )
-from rdpgraph.engines.search.neighbourhoods import Search
-from rdpgraph.engines.search.starts import Limits, best_estimated, starts_of_sums
+from rdpgraph.engines.search.neighbourhoods import NeighbourhoodSearch
+from rdpgraph.engines.search.starts import SearchLimits, best_estimated, starts_of_sums
 from rdpgraph.engines.solution import Solution, Status, meets
 from rdpgraph.engines.trws.bounding import Bounding
 from rdpgraph.errors import BudgetError, UnsupportedError
@@ -37,9 +37,9 @@ from rdpgraph.plan import clock
 
 
 def search(
-    network: Network, limits: Limits, *, numbers: Tensor | None = None, start: Tensor | None = None,
-    others: Sequence[Tensor] = (), spared: Tensor | None = None, bounds: Tensor | None = None,
-    settled: Tensor | None = None,
+    network: Network, limits: SearchLimits, *, numbers: Tensor | None = None,
+    start: Tensor | None = None, others: Sequence[Tensor] = (),
+    spared: Tensor | None = None, bounds: Tensor | None = None, settled: Tensor | None = None,
 ) -> Searched:  # fmt: skip
     """Search for the best configuration of each item.
 
@@ -71,7 +71,7 @@ def search(
         share = max(left, 0.02 * limits.seconds) / (len(searched) - turn)
         tables = tables_of(network, item, summed)
         until = clock.now() + share
-        run = Search(
+        run = NeighbourhoodSearch(
             tables, Random(limits.seed), memory=limits.memory, summed=summed,
             deadline=clock.now() + effort.PLANNING * share, seconds=share, kernel=limits.compiled(),
             settled=() if settled is None else (settled[item] >= 0).nonzero().flatten().tolist(),
@@ -165,7 +165,7 @@ def possible_modes(
     network = reduce_graph(graph)
     if network.impossible:
         return replace(given, optimal=~given.found)
-    limits = Limits(
+    limits = SearchLimits(
         seconds, effort.BOUNDS_BYTES, effort.REPAIR_PATIENCE, any_possible=True, compiled=compiled
     )
     other = search(network, limits, start=states, spared=given.found)
@@ -182,7 +182,7 @@ class Seeker:
     """Finds modes of a network by search, scores them and bounds their scores."""
 
     network: Network  # reduced, without whole potentials
-    limits: Limits  # of each question, except for the seconds
+    limits: SearchLimits  # of each question, except for the seconds
     bounding: Bounding = field(repr=False)  # bounds of the same network, finite at any size
     eliminating: bool = True  # there are few enough factors for bounds by mini-buckets
 
@@ -318,7 +318,7 @@ class SearchSolution(SearchedMarginalModes):
     """Modes and marginal modes by search; other questions are refused."""
 
     network: Network  # the reduced model
-    limits: Limits  # of each question
+    limits: SearchLimits  # of each question
     # Gives (B, V) initial states for a mode within some seconds.
     start: Callable[[float], Tensor] = field(repr=False)
 

@@ -22,13 +22,13 @@ from rdpgraph.engines.reduction.tables import (
     Tables,
     tables_of,
 )
-from rdpgraph.engines.search.neighbourhoods import Move, Search
+from rdpgraph.engines.search.neighbourhoods import Move, NeighbourhoodSearch
 from rdpgraph.errors import BudgetError
 from rdpgraph.plan import clock
 
 
 @dataclass(frozen=True)
-class Limits:
+class SearchLimits:
     """The limits of a search."""
 
     seconds: float  # for all items of the batch
@@ -42,7 +42,7 @@ class Limits:
 
 
 def starts_of_sums(
-    network: Network, item: int, run: Search, states: Integers, limits: Limits
+    network: Network, item: int, run: NeighbourhoodSearch, states: Integers, limits: SearchLimits
 ) -> list[Integers]:
     """Return initial states of searches for a marginal mode, those of the largest sums first.
 
@@ -66,7 +66,9 @@ def starts_of_sums(
         rng = np.random.default_rng(limits.seed)
         firsts = chain([states], (rng.integers(0, tables.sizes) for _ in count()))
     seconds = effort.JOINT_MODE * (end - clock.now())
-    search = Search(joint, Random(limits.seed), memory=limits.memory, kernel=limits.compiled())
+    search = NeighbourhoodSearch(
+        joint, Random(limits.seed), memory=limits.memory, kernel=limits.compiled()
+    )
     mode = search.compete(firsts, seconds=seconds, patience=0.5 * seconds)
     for other in (states, *([] if mode is None else [mode.states])):
         enter(other)
@@ -80,7 +82,7 @@ def starts_of_sums(
     return [states for _, states in best[: effort.STARTS]]
 
 
-def _drawn(tables: Tables, summed: Set[int], limits: Limits) -> Integers:
+def _drawn(tables: Tables, summed: Set[int], limits: SearchLimits) -> Integers:
     """Return (n, V) possible configurations of a population that follows bounds on the rest.
 
     The bounds maximise over the variables asked for and sum over the others. Their order may
@@ -112,7 +114,7 @@ def _drawn(tables: Tables, summed: Set[int], limits: Limits) -> Integers:
     return np.zeros((0, len(tables.sizes)), np.int64)
 
 
-def _by_bounds(tables: Tables, summed: Set[int], limits: Limits) -> Integers:
+def _by_bounds(tables: Tables, summed: Set[int], limits: SearchLimits) -> Integers:
     """Return (n, V) configurations whose sums have the highest bounds by mini-buckets."""
     maximised = frozenset(range(len(tables.sizes))).difference(summed)
     cells = max(min(effort.START_CELLS, limits.memory / (32.0 * len(tables.sizes))), 2.0)
@@ -129,7 +131,7 @@ def _by_bounds(tables: Tables, summed: Set[int], limits: Limits) -> Integers:
 
 
 def best_estimated(
-    network: Network, item: int, summed: frozenset[int], start: Integers, limits: Limits
+    network: Network, item: int, summed: frozenset[int], start: Integers, limits: SearchLimits
 ) -> tuple[Integers, float] | None:
     """Return the best states (V,) where sums do not fit, and a lower bound on their log-sum.
 
@@ -141,7 +143,9 @@ def best_estimated(
     slow = tuning.SECONDS_PER_FACTOR * sum(len(group.scopes) for group in network.groups)
     if 2.0 * slow > limits.seconds:
         joint = tables_of(network, item)
-        modes = Search(joint, Random(limits.seed), memory=limits.memory, kernel=limits.compiled())
+        modes = NeighbourhoodSearch(
+            joint, Random(limits.seed), memory=limits.memory, kernel=limits.compiled()
+        )
         mode = modes.run(start, seconds=max(end - clock.now(), 0.0))
         possible = mode is not None and joint.is_possible(mode.score)
         return (mode.states, mode.score) if mode is not None and possible else None

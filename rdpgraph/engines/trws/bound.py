@@ -26,7 +26,7 @@ import numpy as np
 from rdpgraph._core import tuning
 from rdpgraph.engines.compiled import Compiled, pointers
 from rdpgraph.engines.reduction.tables import Floats, Integers
-from rdpgraph.engines.trws.pairs import Pairs, Pairwise, absolute
+from rdpgraph.engines.trws.pairs import PairBlock, Pairwise, absolute
 
 _EPS = float(np.finfo(np.float64).eps)
 """Twice the largest relative error of one operation in float64."""
@@ -125,7 +125,7 @@ def _of_last(model: Pairwise, beliefs: Floats, later: Integers, temperature: flo
 
 
 def _of_pairs(
-    model: Pairwise, pairs: Pairs, some: Integers, into: tuple[Floats, Floats], beliefs: Floats,
+    model: Pairwise, pairs: PairBlock, some: Integers, into: tuple[Floats, Floats], beliefs: Floats,
     later: Integers, temperature: float, *, swapped: bool,
 ) -> Floats:  # fmt: skip
     """(n,) the terms of some pairs.

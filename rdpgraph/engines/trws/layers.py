@@ -26,7 +26,7 @@ class End(NamedTuple):
         return values.swapaxes(1, 2) if self.column else values
 
 
-class Layer(NamedTuple):
+class TrwsLayer(NamedTuple):
     """Variables that share no pair, and are visited at once."""
 
     places: Integers  # of their states in the model's unary log-values
@@ -37,7 +37,7 @@ class Layer(NamedTuple):
     alike: list[tuple[Integers, Integers]]  # variables of one size, and (n, K) their states here
 
 
-def layers_of(model: Pairwise, depth: Integers, *, forward: bool) -> list[Layer]:
+def layers_of(model: Pairwise, depth: Integers, *, forward: bool) -> list[TrwsLayer]:
     """Layers of variables of equal depth (V,), which must share no pair.
 
     Later and earlier pairs are those with variables of higher and of lower numbers, or the other
@@ -55,7 +55,7 @@ def layers_of(model: Pairwise, depth: Integers, *, forward: bool) -> list[Layer]
                 sides.append((group, column, ahead, [some[part] for part in by_layer]))
     of_states = np.repeat(depth, model.sizes)
     entries = _split(of_states[model.receivers], numbers)
-    layers: list[Layer] = []
+    layers: list[TrwsLayer] = []
     position = np.zeros(len(model.unary), np.int64)
     for number, variables in zip(numbers, _split(depth, numbers), strict=True):
         # Variables of one size are beside one another, so that their states are a matrix.
@@ -77,7 +77,7 @@ def layers_of(model: Pairwise, depth: Integers, *, forward: bool) -> list[Layer]
             counts = later[own[some]], earlier[own[some]]
             ends[ahead].append(End(group, some, column, at, other[some], *counts))
         receivers = position[model.receivers[entries[number]]]
-        layers.append(Layer(flat, entries[number], receivers, ends[True], ends[False], alike))
+        layers.append(TrwsLayer(flat, entries[number], receivers, ends[True], ends[False], alike))
     return layers
 
 

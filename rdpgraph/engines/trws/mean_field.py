@@ -16,7 +16,7 @@ import numpy as np
 
 from rdpgraph._core import effort, tuning
 from rdpgraph.engines.reduction.tables import Floats, Integers
-from rdpgraph.engines.trws.layers import Layer, colours, layers_of
+from rdpgraph.engines.trws.layers import TrwsLayer, colours, layers_of
 from rdpgraph.engines.trws.pairs import Pairwise, absolute
 from rdpgraph.plan import clock
 
@@ -39,7 +39,7 @@ def mean_field(model: Pairwise, start: Integers, temperature: float, *, seconds:
     with np.errstate(invalid="ignore"):  # probabilities of zero, times -inf
         best = _free_energy(model, shares, temperature)
     operations = tuning.MEAN_FIELD_ENTRY * (model.table_entries + len(model.unary))
-    layers: Sequence[Layer] = ()
+    layers: Sequence[TrwsLayer] = ()
     for _ in range(effort.MEAN_FIELD_SWEEPS):
         if end - clock.now() < operations / tuning.OPERATIONS_PER_SECOND:
             break
@@ -55,7 +55,7 @@ def mean_field(model: Pairwise, start: Integers, temperature: float, *, seconds:
     return best
 
 
-def _update(model: Pairwise, layer: Layer, shares: Floats, temperature: float) -> None:
+def _update(model: Pairwise, layer: TrwsLayer, shares: Floats, temperature: float) -> None:
     """Set the probabilities of a layer's variables to the best ones given all others."""
     logs = model.unary[layer.places]
     for end in (*layer.later, *layer.earlier):

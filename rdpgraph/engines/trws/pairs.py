@@ -16,7 +16,7 @@ from rdpgraph.engines.reduction.tables import Floats, Integers
 
 
 @dataclass(frozen=True, eq=False)
-class Pairs:
+class PairBlock:
     """Factors of two variables whose tables have one shape."""
 
     rows: Integers  # (F,) the variable of each table's first dim
@@ -31,7 +31,7 @@ class Pairwise:
 
     sizes: Integers  # (V,) states of each variable
     unary: Floats  # (S,) log-values of the states of variable 0, then of variable 1, and so on
-    pairs: tuple[Pairs, ...]
+    pairs: tuple[PairBlock, ...]
     larger: int  # number of factors of three and more variables
     rest: float  # upper bound on their summed log-values (nats)
 
@@ -158,14 +158,14 @@ def pairwise_of(network: Network, item: int, rest: float) -> Pairwise:
     sizes = np.array(network.sizes, np.int64)
     starts = np.concatenate([[0], np.cumsum(sizes)]).astype(np.int64)
     unary = np.zeros(int(starts[-1]))
-    pairs, larger, maxima = list[Pairs](), len(network.high_order), [rest]
+    pairs, larger, maxima = list[PairBlock](), len(network.high_order), [rest]
     for group in network.groups:
         scopes, (tables, places) = group.scopes.numpy(), _tables(group, item)
         if scopes.shape[1] == 1:
             np.add.at(unary, starts[scopes] + np.arange(tables.shape[1]), tables[places])
         elif scopes.shape[1] == 2:
             rows, columns = np.ascontiguousarray(scopes.T)
-            pairs.append(Pairs(rows, columns, places, np.ascontiguousarray(tables)))
+            pairs.append(PairBlock(rows, columns, places, np.ascontiguousarray(tables)))
         else:
             larger += len(scopes)
             maxima += tables.reshape(len(tables), -1).max(1)[places].tolist()

@@ -17,7 +17,7 @@ from rdpgraph.engines.compiled import Compiled, pointers
 from rdpgraph.engines.reduction.tables import SURE, Integers
 from rdpgraph.engines.trws.bound import bound_operations, upper_bound
 from rdpgraph.engines.trws.cuts import Cut, minimum_cut
-from rdpgraph.engines.trws.layers import Layer, depths, layers_of
+from rdpgraph.engines.trws.layers import TrwsLayer, depths, layers_of
 from rdpgraph.engines.trws.pairs import Pairwise
 from rdpgraph.plan import clock
 
@@ -149,14 +149,14 @@ class _Messages:
         return -2.0 * self.model.span - SURE
 
     @cached_property
-    def _forward(self) -> list[Layer]:
+    def _forward(self) -> list[TrwsLayer]:
         return layers_of(self.model, depths(self.model, forward=True), forward=True)
 
     @cached_property
-    def _backward(self) -> list[Layer]:
+    def _backward(self) -> list[TrwsLayer]:
         return layers_of(self.model, depths(self.model, forward=False), forward=False)
 
-    def _by_layers(self, layers: list[Layer], states: Integers | None, *, evenly: bool) -> None:
+    def _by_layers(self, layers: list[TrwsLayer], states: Integers | None, *, evenly: bool) -> None:
         """One sweep in NumPy; variables of a layer share no pair."""
         model, values = self.model, self.values
         views = model.views(values)
@@ -181,7 +181,7 @@ class _Messages:
                 top = peak.max(1, keepdims=True)
                 out[end.pairs] = peak - np.where(top > -math.inf, top, 0.0)
 
-    def _read(self, layer: Layer, states: Integers) -> None:
+    def _read(self, layer: TrwsLayer, states: Integers) -> None:
         """Write the best states of a layer's variables, given those of earlier layers."""
         model, views = self.model, self.model.views(self.values)
         scores = np.maximum(model.unary[layer.places], self._low)

@@ -16,7 +16,7 @@ from rdpgraph.errors import ModelError
 from rdpgraph.estimate.estimator import Estimator, Model, Problem
 from rdpgraph.estimate.pruning.graphs import GraphMasks
 from rdpgraph.estimate.pruning.sampler import Alternating, Sampler, Selected
-from rdpgraph.estimate.pruning.solution import PrunedSolution, Run, sweeps_of
+from rdpgraph.estimate.pruning.solution import PrunedSolution, PruningRun, sweeps_of
 from rdpgraph.interface.masks import Masks
 from rdpgraph.interface.structure import Structure
 from rdpgraph.model.graph import FactorGraph
@@ -193,7 +193,7 @@ class RandomizedPruning(Estimator):
     @torch.no_grad()
     def run(
         self, model: Model, *, solve: Callable[[Model], Any], generator: torch.Generator | None
-    ) -> Run:
+    ) -> PruningRun:
         """Run the sweeps.
 
         Raises:
@@ -211,7 +211,7 @@ class RandomizedPruning(Estimator):
                 )
         else:
             sampler = self.sampler(model, solve=solve)
-            run = Run(sampler, sampler.first(generator))
+            run = PruningRun(sampler, sampler.first(generator))
         return run.onward(
             self.sweeps, warm_up=warm, seconds=self.seconds, generator=generator,
             progress=self._told,
@@ -239,7 +239,7 @@ class RandomizedPruning(Estimator):
         return Sampler(masks, likely, self.selected, self.chains)
 
 
-def averaged(model: Model, run: Run) -> Problem:
+def averaged(model: Model, run: PruningRun) -> Problem:
     """Problem whose answers are the averages of a run."""
     # A structure is not solved, nor is a graph: what has no variables is quick to.
     solved = model if isinstance(model, FactorGraph) else FactorGraph([])

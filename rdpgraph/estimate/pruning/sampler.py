@@ -107,7 +107,7 @@ class State:
 
 
 @dataclass(frozen=True, eq=False)
-class Sweep:
+class SamplerSweep:
     """A sweep: expectations within its mask, and the state after its draw."""
 
     state: State
@@ -159,7 +159,7 @@ class Sampler:
 
     def step(
         self, state: State, generator: torch.Generator | None, *, warming: bool = False
-    ) -> Sweep:
+    ) -> SamplerSweep:
         """Run one sweep: a selection, its mask, the expectations within it, and a draw from it.
 
         Wide sweeps hold a part of the selection, so that chains move from one mode to another.
@@ -192,11 +192,11 @@ class Sampler:
             state = state.judged(sweep.work)
         return replace(sweep, state=replace(state, draw=sweep.state.draw))
 
-    def within(self, held: Tensor, draw: Draw, generator: torch.Generator | None) -> Sweep:
+    def within(self, held: Tensor, draw: Draw, generator: torch.Generator | None) -> SamplerSweep:
         """Run a sweep with given questions held: the kernel k_s of the paper."""
         masked = self.masks.masked(held & draw.answers, held & ~draw.answers)
         expected = masked.expected()
-        return Sweep(State(masked.draw(generator), held, held[:0]), expected, masked.work)
+        return SamplerSweep(State(masked.draw(generator), held, held[:0]), expected, masked.work)
 
     def _between(self, known: Tensor, generator: torch.Generator | None) -> Tensor:
         """(chains, *batch, *questions) the yeses of some of the known configurations."""

@@ -15,14 +15,14 @@ from rdpgraph._core.progress import Progress, goes_on
 from rdpgraph.engines.solution import OF_LOG_PARTITION, Delegate, Question, Solution, Status, Value
 from rdpgraph.errors import ModelError, UnsupportedError
 from rdpgraph.estimate.pruning.averages import ALIKE, Averages, Visited
-from rdpgraph.estimate.pruning.sampler import Sampler, State, Sweep
+from rdpgraph.estimate.pruning.sampler import Sampler, SamplerSweep, State
 from rdpgraph.estimate.recognised import InGraphSolution
 from rdpgraph.interface.masks import Draw
 from rdpgraph.plan import clock
 
 
 @dataclass(frozen=True, eq=False)
-class Run:
+class PruningRun:
     """State of the chains and averages so far; a run can be continued."""
 
     sampler: Sampler  # the chains' kernel
@@ -52,7 +52,7 @@ class Run:
         seconds: float,
         generator: torch.Generator | None,
         progress: Callable[[Progress], object] | None = None,
-    ) -> "Run":
+    ) -> "PruningRun":
         """Continue with a warm-up and more sweeps, at least one; none begins after the seconds."""
         run, start, going = self, clock.now(), True
         for number in range(warm_up + sweeps):
@@ -77,7 +77,7 @@ class Run:
         return replace(run, visited=run.visited and run.visited.merged())
 
     @staticmethod
-    def joined(runs: Sequence["Run"]) -> "Run":
+    def joined(runs: Sequence["PruningRun"]) -> "PruningRun":
         """Chains of several runs of one model as one run, which can be continued.
 
         The runs have as many sweeps each, one at least, and began with none.
@@ -116,7 +116,7 @@ class Run:
             shapes={name: (sum(chains), *shape[1:]) for name, shape in first.shapes.items()},
         )
 
-    def _with(self, sweep: Sweep) -> "Run":
+    def _with(self, sweep: SamplerSweep) -> "PruningRun":
         expected = sweep.expected
         parts = [expected.answers, expected.score, *expected.counts.values()]
         values = torch.cat([part.reshape(self.sampler.chains, -1).double() for part in parts], 1)
@@ -153,7 +153,7 @@ class PrunedSolution(Delegate):
         run: the chains; ``RandomizedPruning(more, resume=posterior)`` goes on with them.
     """
 
-    run: Run
+    run: PruningRun
 
     def __call__(self, solution: Solution) -> Solution:
         return self

@@ -7,7 +7,7 @@ from rdpgraph.engines.loopy.high_order import is_logical
 from rdpgraph.engines.portfolio import FirstConverged
 from rdpgraph.engines.search.solution import Seeker
 from rdpgraph.engines.search.sought import Sought
-from rdpgraph.engines.search.starts import Limits
+from rdpgraph.engines.search.starts import SearchLimits
 from rdpgraph.engines.solution import Question, Solution
 from rdpgraph.plan.bids import Bid, Exactness
 from rdpgraph.plan.plan import Budget
@@ -42,7 +42,7 @@ class SearchRoute(Route):
         eliminating = task.joint <= max(
             effort.MOST_JOINED, effort.BOUNDED_PER_SECOND * allowance.seconds
         )
-        limits = Limits(
+        limits = SearchLimits(
             allowance.seconds, memory, effort.PATIENCE, compiled=compiled_functions,
             progress=task.progress,
         )  # fmt: skip

@@ -85,9 +85,9 @@ class Emission:
     target: Tensor
 
     @cached_property
-    def sums(self) -> tuple["Sums", "Sums", "Sums"]:
+    def sums(self) -> tuple["RunningSums", "RunningSums", "RunningSums"]:
         """Running sums of pairs, and of the words of either side."""
-        return Sums.of(self.pairs), Sums.of(self.source), Sums.of(self.target)
+        return RunningSums.of(self.pairs), RunningSums.of(self.source), RunningSums.of(self.target)
 
     def scores(self, item: Tensor | None, source: Tensor, target: Tensor) -> Tensor:
         """Scores (n,) for words of items (n,), or (B, n) for all items.
@@ -142,7 +142,7 @@ def _joined(sums: Sequence[Tensor]) -> Tensor:
 
 
 @dataclass(frozen=True, eq=False)
-class Sums:
+class RunningSums:
     """Running sums of numbers, with numbers far from zero and -inf summed separately.
 
     Finite scores that stand for absence, as -1e30, would leave no digits of the others.
@@ -153,7 +153,7 @@ class Sums:
     parts: tuple[Tensor, ...]
 
     @classmethod
-    def of(cls, values: Tensor) -> "Sums":
+    def of(cls, values: Tensor) -> "RunningSums":
         """Sum (B, p) or (B, p, q)."""
         values, absent = values.double(), values == -math.inf
         far = (values.abs() > _FAR) & ~absent

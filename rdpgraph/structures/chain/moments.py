@@ -19,7 +19,7 @@ from rdpgraph.logspace.logmatrix import LogMatrix, finite, log_products, soft_su
 from rdpgraph.model.potentials.operators import Banded
 from rdpgraph.structures.chain import entropies, recursion, rules
 from rdpgraph.structures.chain.factors import inside, masked, peak, steps_of
-from rdpgraph.structures.chain.recursion import Messages
+from rdpgraph.structures.chain.recursion import ChainMessages
 from rdpgraph.structures.chain.steps import (
     ChainTensors,
     OperatorSteps,
@@ -137,7 +137,7 @@ def _by_scores(
 
 
 def _nats(
-    parts: ChainTensors | RankTensors, sent: Messages, ratios: Tensor, scored: Tensor
+    parts: ChainTensors | RankTensors, sent: ChainMessages, ratios: Tensor, scored: Tensor
 ) -> Tensor:
     """Minus the expectation of the log-probability, whose own gradient is left out.
 
@@ -190,7 +190,7 @@ def edge_counts(parts: ChainTensors) -> Tensor:
     return counts
 
 
-def _log_ratios(parts: ChainTensors | RankTensors, sent: Messages) -> Tensor:
+def _log_ratios(parts: ChainTensors | RankTensors, sent: ChainMessages) -> Tensor:
     """(B, T): log Z of the first t + 1 steps less that of the first t; O(T N), or O(T N r)."""
     unary, link, _ = parts
     if not unary.shape[1]:
@@ -206,7 +206,7 @@ def _log_ratios(parts: ChainTensors | RankTensors, sent: Messages) -> Tensor:
     return torch.cat([first, arriving + reached.squeeze(2)], 1)
 
 
-def _pair_means(parts: ChainTensors | RankTensors, sent: Messages, chances: Tensor) -> Tensor:
+def _pair_means(parts: ChainTensors | RankTensors, sent: ChainMessages, chances: Tensor) -> Tensor:
     """(B, T - 1) the means of log-values of neighbours, with 0 in place of -inf."""
     link, before, after = parts[1], sent.log_forward[:, :-1], chances[:, 1:]
     if isinstance(link, OperatorSteps):
@@ -295,7 +295,7 @@ def _shares(logs: Tensor, dims: tuple[int, ...]) -> Tensor:
     return values / torch.where(total > 0, total, 1.0)
 
 
-def _possible(parts: ChainTensors | RankTensors, sent: Messages) -> Tensor:
+def _possible(parts: ChainTensors | RankTensors, sent: ChainMessages) -> Tensor:
     """(B,) whether any sequence is possible."""
     dead = ~(sent.log_forward > -math.inf).any(-1)
     return ~(dead & inside(parts.lengths, dead.shape[1])).any(1)

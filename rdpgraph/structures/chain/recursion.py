@@ -22,7 +22,7 @@ from rdpgraph.structures.chain.steps import (
 
 
 @dataclass(frozen=True, eq=False)
-class Messages:
+class ChainMessages:
     """Forward and backward messages of chains, in nats; -inf beyond the length."""
 
     # (B, T, N) log-probability of the state given the prefix that ends there, its unary included;
@@ -78,13 +78,13 @@ def _is_for_host(unary: Tensor, sides: Sequence[Tensor]) -> bool:
     return work + tuning.HOST_COPIES < launches
 
 
-def messages(unary: Unary, transition: Transition | Steps, lengths: Lengths) -> Messages:
+def messages(unary: Unary, transition: Transition | Steps, lengths: Lengths) -> ChainMessages:
     """Forward and backward messages; differentiable; arguments as for `log_partition`."""
     if rules.serves(unary, transition):
-        return Messages(*rules.both(unary, transition, lengths).unbind(1))
+        return ChainMessages(*rules.both(unary, transition, lengths).unbind(1))
     forward = logs.forward(unary, transition, lengths)
     forward = forward - finite(soft_sum(forward, 2)).unsqueeze(2)
-    return Messages(forward, logs.backward(unary, transition, lengths))
+    return ChainMessages(forward, logs.backward(unary, transition, lengths))
 
 
 def filtered(unary: Unary, transition: Transition | Steps, lengths: Lengths) -> Unary:

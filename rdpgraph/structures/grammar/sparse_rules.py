@@ -115,7 +115,7 @@ class SparseRules(Rules):
         return (parents * children + left) * children + right
 
     @current_property("triples")
-    def listing(self) -> "Listing":
+    def listing(self) -> "RuleListing":
         """The rules by parent, as a recurrence sums them."""
         device, triples = self.triples.device, self.triples
         order = triples[:, 0].argsort(stable=True)
@@ -127,7 +127,7 @@ class SparseRules(Rules):
             groups = some // len(groups)
         members.append(_grid(groups, self.shape[1], int(place.max()) + 1))
         _, left, right = pad(triples[order], (0, 0, 0, 1)).unbind(1)
-        return Listing(order.to(device), left.contiguous(), right.contiguous(), tuple(members))
+        return RuleListing(order.to(device), left.contiguous(), right.contiguous(), tuple(members))
 
     def table(self, parents: int, children: int) -> Tensor:
         within_budget(self, math.prod(self.batch_shape) * parents * children**2)
@@ -170,7 +170,7 @@ def _grid(groups: Tensor, count: int, most: int) -> Tensor:
 
 
 @dataclass(frozen=True, eq=False)
-class Listing:
+class RuleListing:
     """Listed rules, those of one parent side by side, and a last one that is impossible.
 
     Attributes:

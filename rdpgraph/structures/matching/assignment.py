@@ -26,7 +26,7 @@ NONE = -1
 
 
 @dataclass(frozen=True, eq=False)
-class Problem:
+class AssignmentProblem:
     """The matchings of a component that keep the choices of some rows, and avoid others."""
 
     ends: Integers  # (E, 2) the row and the column of each edge, both counted from 0
@@ -70,16 +70,16 @@ class Problem:
         large = 1.0 + 2.0 * float(np.abs(gains).sum())
         return gains + np.where(must, large, 0.0)
 
-    def others(self, choice: Choice) -> list["Problem"]:
+    def others(self, choice: Choice) -> list["AssignmentProblem"]:
         """The parts of the matchings other than the best one."""
-        parts = list[Problem]()
+        parts = list[AssignmentProblem]()
         for row in range(len(self.fixed), len(choice)):
             barred = self.barred if row == len(self.fixed) else frozenset[int]()
             parts.append(replace(self, fixed=choice[:row], barred=barred | {choice[row]}))
         return parts
 
 
-def k_best(problem: Problem, k: int) -> list[tuple[float, Choice]]:
+def k_best(problem: AssignmentProblem, k: int) -> list[tuple[float, Choice]]:
     """At most k best matchings, best first, all different."""
     found, heap, count = list[tuple[float, Choice]](), list[Any](), 0
     parts = [problem]

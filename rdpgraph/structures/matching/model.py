@@ -36,9 +36,9 @@ from rdpgraph.structures.draws import (
     perturbed,
     require_generator,
 )
-from rdpgraph.structures.matching.assignment import NONE, Problem, k_best, merged
+from rdpgraph.structures.matching.assignment import NONE, AssignmentProblem, k_best, merged
 from rdpgraph.structures.matching.pairs import Pairs, read_matrix, read_pairs, two_sides
-from rdpgraph.structures.matching.sweep import Sweep, sweeps
+from rdpgraph.structures.matching.sweep import MatchingSweep, sweeps
 
 
 @dataclass(frozen=True, eq=False)
@@ -338,7 +338,7 @@ class Matching(Structure):
         count: int,
         pick: Pick,
         temperature: float,
-        wide: Callable[[Sweep, Tensor], Any] | None,
+        wide: Callable[[MatchingSweep, Tensor], Any] | None,
     ) -> tuple[Tensor, Tensor]:
         """(count, *batch, *sites) states, and (*batch,) whether each item has any.
 
@@ -358,7 +358,7 @@ class Matching(Structure):
         states = states.reshape(count, *self.states_shape).to(self.unary.device)
         return states, possible.reshape(self.batch_shape)
 
-    def _best_of_wide(self, sweep: Sweep, entries: Tensor) -> tuple[Tensor, Tensor]:
+    def _best_of_wide(self, sweep: MatchingSweep, entries: Tensor) -> tuple[Tensor, Tensor]:
         """(1, G, E) the best matchings of components, and (G,) their scores."""
         edges = torch.zeros(1, *sweep.alike.entries.shape, dtype=torch.bool, device="cpu")
         scores = entries.new_full((len(sweep.alike.items),), -math.inf)
@@ -369,7 +369,7 @@ class Matching(Structure):
                 edges[0, number, [edge for edge in best[1] if edge != NONE]] = True
         return edges, scores
 
-    def _problem(self, sweep: Sweep, number: int, entries: Tensor) -> Problem:
+    def _problem(self, sweep: MatchingSweep, number: int, entries: Tensor) -> AssignmentProblem:
         """The assignment problem of one component."""
         places = sweep.alike.entries[number].numpy()
         ends = self.pairs.ends[places % len(self.pairs.ends)]
@@ -377,7 +377,9 @@ class Matching(Structure):
         columns, other = np.unique(ends[:, 1], return_inverse=True)
         off, on = entries[sweep.alike.entries[number]].detach().numpy().T
         required = self.pairs.required
-        return Problem(np.stack([one, other], 1), off, on, required[rows], required[columns])
+        return AssignmentProblem(
+            np.stack([one, other], 1), off, on, required[rows], required[columns]
+        )
 
     def k_best(self, k: int) -> KBestConfigurations:
         """The k best matchings, best first; the scores are differentiable.
@@ -404,7 +406,9 @@ class Matching(Structure):
         entries, base, alive = self._parts()
         width = len(self.pairs.ends)
         states = torch.full((k, len(base), width), -1, device="cpu")
-        by_item: dict[int, list[tuple[Sweep, int]]] = {item: [] for item in range(len(base))}
+        by_item: dict[int, list[tuple[MatchingSweep, int]]] = {
+            item: [] for item in range(len(base))
+        }
         for sweep in self._sweeps():
             for number, item in enumerate(sweep.alike.items.tolist()):
                 by_item[item].append((sweep, number))
@@ -564,14 +568,14 @@ class Matching(Structure):
         return unary.reshape(-1, 2), base, ~torch.from_numpy(lacking)
 
     @property
-    def _plan(self) -> tuple[list[Sweep], Any]:
+    def _plan(self) -> tuple[list[MatchingSweep], Any]:
         """Sweeps of components that are alike, and items that lack a pair of a required vertex."""
         count = math.prod(self.batch_shape)
         unary = self.unary.detach().cpu().reshape(count, len(self.pairs.ends), 2)
         possible = (unary[..., 1] != -math.inf).numpy()  # NaN stays, for the error
         return sweeps(self.pairs, possible)
 
-    def _sweeps(self, *, room: bool = False) -> list[Sweep]:
+    def _sweeps(self, *, room: bool = False) -> list[MatchingSweep]:
         """The sweeps; with ``room``, a `BudgetError` if they do not fit."""
         every = self._plan[0]
         for sweep in every if room else ():
@@ -585,7 +589,7 @@ class Matching(Structure):
         return every
 
 
-def _too_wide(sweep: Sweep) -> str:
+def _too_wide(sweep: MatchingSweep) -> str:
     """The message for a component that no sweep fits."""
     rows, columns = (len(np.unique(side)) for side in sweep.alike.ends.T)
     return (

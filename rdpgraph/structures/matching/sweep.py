@@ -35,7 +35,7 @@ from rdpgraph.structures.matching.pairs import Alike, Flags, Pairs, components
 
 
 @dataclass(frozen=True, eq=False)
-class Step:
+class MatchingStep:
     """Where each entry of the table after a step comes from, and by which choice."""
 
     # (M, F) the entry of the table before it; that number of entries where there are fewer ways.
@@ -66,7 +66,7 @@ class Decision:
         """The number of ways to make a choice, allowed or not."""
         return (len(self.edges) + 1) << self.bits
 
-    def step(self) -> Step:
+    def step(self) -> MatchingStep:
         """Its step; equal ones are shared."""
         return _step(
             self.bits, self.own, self.required, self.targets, self.kept, self.closed, self.takes
@@ -74,11 +74,11 @@ class Decision:
 
 
 @functools.lru_cache(maxsize=4096)
-def _small_step(*numbers: object) -> Step:
+def _small_step(*numbers: object) -> MatchingStep:
     return _written_out(*numbers)  # pyright: ignore[reportArgumentType]
 
 
-def _step(bits: int, *others: object) -> Step:
+def _step(bits: int, *others: object) -> MatchingStep:
     if bits <= tuning.KEPT_MATCHING_BITS:
         return _small_step(bits, *others)
     return _written_out(bits, *others)  # pyright: ignore[reportArgumentType]
@@ -87,7 +87,7 @@ def _step(bits: int, *others: object) -> Step:
 def _written_out(
     bits: int, own: int, required: bool, targets: tuple[int, ...], kept: tuple[int, ...],  # noqa: FBT001
     closed: tuple[int, ...], takes: tuple[bool, ...],
-) -> Step:  # fmt: skip
+) -> MatchingStep:  # fmt: skip
     states = np.arange(1 << bits)
     # Whether v, and the vertex that each edge leads to, are not matched before.
     free = (states >> own & 1 == 0) if own >= 0 else np.ones(len(states), dtype=np.bool_)
@@ -114,16 +114,16 @@ def _written_out(
     choices = np.zeros(shape, dtype=np.int64)
     sources[to[order], rank] = source[order]
     choices[to[order], rank] = choice[order]
-    return Step(torch.from_numpy(sources), torch.from_numpy(choices), len(states))
+    return MatchingStep(torch.from_numpy(sources), torch.from_numpy(choices), len(states))
 
 
-_PLANS: WeakKeyDictionary[Pairs, OrderedDict[bytes, tuple[list["Sweep"], Flags]]] = (
+_PLANS: WeakKeyDictionary[Pairs, OrderedDict[bytes, tuple[list["MatchingSweep"], Flags]]] = (
     WeakKeyDictionary()
 )
 _MOST_PLANS = 4  # of each `Pairs`, by the pattern of pairs that are possible
 
 
-def sweeps(pairs: Pairs, possible: Flags) -> tuple[list["Sweep"], Flags]:
+def sweeps(pairs: Pairs, possible: Flags) -> tuple[list["MatchingSweep"], Flags]:
     """The sweeps of all components of the possible pairs (items, P), those of one shape together.
 
     And (items,) whether a row or column that is required has no possible pair.
@@ -133,7 +133,8 @@ def sweeps(pairs: Pairs, possible: Flags) -> tuple[list["Sweep"], Flags]:
     if key not in plans:
         alike, lacking = components(pairs, possible)
         made = [
-            Sweep(each, _decisions(each.ends.tobytes(), each.required.tobytes())) for each in alike
+            MatchingSweep(each, _decisions(each.ends.tobytes(), each.required.tobytes()))
+            for each in alike
         ]
         plans[key] = made, lacking
         while len(plans) > _MOST_PLANS:
@@ -245,7 +246,7 @@ def _order(near: Sequence[Sequence[int]], start: int) -> tuple[list[int], float]
 
 
 @dataclass(frozen=True, eq=False)
-class Sweep:
+class MatchingSweep:
     """The sweeps of components that are alike."""
 
     alike: Alike
@@ -272,7 +273,7 @@ class Sweep:
         return max(max(each.bits, len(each.kept)) for each in self.found)
 
     @cached_property
-    def steps(self) -> list[Step]:
+    def steps(self) -> list[MatchingStep]:
         """The steps, their entries written out."""
         return [each.step() for each in self.decisions]
 
@@ -307,7 +308,7 @@ class Sweep:
         return tables
 
     @staticmethod
-    def _ways(table: Tensor, choices: Tensor, step: Step) -> Tensor:
+    def _ways(table: Tensor, choices: Tensor, step: MatchingStep) -> Tensor:
         """(G, M, F) the log-values of all ways to each entry."""
         padded = torch.nn.functional.pad(table, (0, 1), value=-math.inf)
         return padded[:, step.source] + choices[:, step.choice]
@@ -393,10 +394,10 @@ def _largest_by(values: Tensor, groups: Tensor, count: int) -> Tensor:
 
 
 class _LogSums(Function):
-    """The sums of `Sweep.log_sums` by compiled code, whose second derivatives are left to torch."""
+    """Sums by compiled code, as `MatchingSweep.log_sums`; torch takes their second derivatives."""
 
     @staticmethod
-    def forward(ctx: Any, choices: Tensor, sweep: Sweep) -> Tensor:
+    def forward(ctx: Any, choices: Tensor, sweep: MatchingSweep) -> Tensor:
         log_z, choices = choices.new_empty(len(choices)), choices.contiguous()
         ctx.save_for_backward(choices)
         ctx.sweep = sweep
@@ -415,7 +416,7 @@ class _LogSums(Function):
         return result, None
 
 
-def _call(name: str, sweep: Sweep, choices: Tensor, *others: Tensor) -> None:
+def _call(name: str, sweep: MatchingSweep, choices: Tensor, *others: Tensor) -> None:
     """Call a compiled function on all components of a shape."""
     parts = sweep.program, choices, *others
     threads = library.threads(len(choices) * sweep.entries * 16.0, len(choices))

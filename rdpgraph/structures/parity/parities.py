@@ -25,7 +25,7 @@ _WORD = 64  # bits
 
 
 @dataclass(frozen=True, eq=False)
-class Program:
+class ParityProgram:
     """The steps of a sweep over the parities of open checks."""
 
     # (n, 3) int64: the kind; the bit that is closed, or the mask of bits that an error flips; the
@@ -45,7 +45,7 @@ class Slots:
 
     steps: Tensor  # (n, 3) int64: the kind, the slot, the number of the check or the column
     masks: Tensor  # (columns, words) int64: slots from the lowest bit up, observables at the top
-    merges: tuple[Tensor, ...]  # as for `Program`
+    merges: tuple[Tensor, ...]  # as for `ParityProgram`
 
 
 class Parities:
@@ -230,16 +230,16 @@ class Parities:
             rounds.append(torch.stack([first, torch.full_like(first, -1)]))
         return parities, tuple(rounds)
 
-    def program(self, *, observables: bool, merged: bool) -> Program:
+    def program(self, *, observables: bool, merged: bool) -> ParityProgram:
         """The steps of an exact sweep, with or without observables; cached."""
-        kept: dict[tuple[bool, bool], Program] = vars(self).setdefault("_programs", {})
+        kept: dict[tuple[bool, bool], ParityProgram] = vars(self).setdefault("_programs", {})
         key = observables, merged
         if key not in kept:
             parities, rounds = self.merged(observables=observables) if merged else (self, ())
             kept[key] = parities._program(rounds, observables=observables)
         return kept[key]
 
-    def _program(self, rounds: tuple[Tensor, ...], *, observables: bool) -> Program:
+    def _program(self, rounds: tuple[Tensor, ...], *, observables: bool) -> ParityProgram:
         bits: list[int] = []  # checks, and observables as -1 - number
         rows: list[tuple[int, int, int]] = []
         width, work = 0, 0.0
@@ -274,7 +274,7 @@ class Parities:
             width, rows = self.open_checks + beside, []
             work = self._work(self.order) * 2.0 ** min(beside, 90)
         steps = torch.tensor(rows, dtype=torch.long, device="cpu").reshape(-1, 3)
-        return Program(steps, rounds, tuple(-1 - one for one in bits), width, work)
+        return ParityProgram(steps, rounds, tuple(-1 - one for one in bits), width, work)
 
     @cached_property
     def open_checks(self) -> int:

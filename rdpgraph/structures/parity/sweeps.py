@@ -19,7 +19,7 @@ from rdpgraph.model.potentials.table import converted
 from rdpgraph.native import library
 from rdpgraph.plan.plan import require_room
 from rdpgraph.structures.draws import uniform
-from rdpgraph.structures.parity.parities import FLIP, OPEN, Parities, Program
+from rdpgraph.structures.parity.parities import FLIP, OPEN, Parities, ParityProgram
 
 
 @dataclass(frozen=True)
@@ -93,7 +93,7 @@ def _fits(parities: Parities, unary: Tensor) -> bool:
     return (parities.open_checks + 1) * (widest + 1.0) < _RANGE
 
 
-def require_open(parities: Parities, program: Program, copies: float = 2.0) -> None:
+def require_open(parities: Parities, program: ParityProgram, copies: float = 2.0) -> None:
     """Raise `BudgetError` where the table of a sweep does not fit."""
     if program.width > tuning.OPEN_CHECKS:
         raise BudgetError(
@@ -150,7 +150,7 @@ def log_cosets(
     return _numbered(values + missing.unsqueeze(-1), program)
 
 
-def _numbered(logs: Tensor, program: Program) -> Tensor:
+def _numbered(logs: Tensor, program: ParityProgram) -> Tensor:
     """The cosets by number, bit i of which is observable i."""
     bits, count = program.bits, len(program.bits)
     if list(bits) == list(range(count)):
@@ -162,7 +162,7 @@ def _numbered(logs: Tensor, program: Program) -> Tensor:
 
 class _Sums(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, weights: Tensor, syndrome: Tensor, program: Program) -> Tensor:
+    def forward(ctx: Any, weights: Tensor, syndrome: Tensor, program: ParityProgram) -> Tensor:
         out = weights.new_empty(len(syndrome), 2 ** len(program.bits))
         _call("sums", program, weights, syndrome, out, out.shape[1])
         ctx.save_for_backward(weights, syndrome)
@@ -182,7 +182,7 @@ class _Sums(torch.autograd.Function):
         return grads, None, None
 
 
-def _again(program: Program, syndrome: Tensor) -> Callable[[Tensor], Tensor]:
+def _again(program: ParityProgram, syndrome: Tensor) -> Callable[[Tensor], Tensor]:
     def function(weights: Tensor) -> Tensor:
         return by_masses(weights, syndrome, program)
 
@@ -190,8 +190,8 @@ def _again(program: Program, syndrome: Tensor) -> Callable[[Tensor], Tensor]:
 
 
 def _call(
-    name: str, program: Program, weights: Tensor, syndrome: Tensor, values: Tensor, *sizes: int,
-    grads: Tensor | None = None, best: bool = False,
+    name: str, program: ParityProgram, weights: Tensor, syndrome: Tensor, values: Tensor,
+    *sizes: int, grads: Tensor | None = None, best: bool = False,
 ) -> None:  # fmt: skip
     """Call one of the library's sweeps; `values` is its last pointer, or the last but one."""
     weights, syndrome = weights.detach().contiguous(), syndrome.contiguous()
@@ -206,7 +206,7 @@ def _call(
     )  # fmt: skip
 
 
-def by_masses(weights: Tensor, syndrome: Tensor, program: Program) -> Tensor:
+def by_masses(weights: Tensor, syndrome: Tensor, program: ParityProgram) -> Tensor:
     """(B, final) log-masses as `by_logs` gives them, from weights (B or 1, columns, 2) by products.
 
     Differentiable any number of times, also in weights of 0.
@@ -231,7 +231,7 @@ def by_masses(weights: Tensor, syndrome: Tensor, program: Program) -> Tensor:
 
 
 def by_logs(
-    program: Program, unary: Tensor, syndrome: Tensor, *, best: bool = False
+    program: ParityProgram, unary: Tensor, syndrome: Tensor, *, best: bool = False
 ) -> tuple[Tensor, list[Tensor]]:
     """(B, final) log-masses in the order of the program's bits, and those before each step.
 

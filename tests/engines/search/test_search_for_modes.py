@@ -17,8 +17,8 @@ from rdpgraph.engines.reduction.network import reduce_graph
 from rdpgraph.engines.reduction.tables import tables_of
 from rdpgraph.engines.search import neighbourhoods, starts
 from rdpgraph.engines.search import solution as search_solution
-from rdpgraph.engines.search.neighbourhoods import Outcome, Search
-from rdpgraph.engines.search.starts import Limits, best_estimated
+from rdpgraph.engines.search.neighbourhoods import NeighbourhoodSearch, SearchOutcome
+from rdpgraph.engines.search.starts import SearchLimits, best_estimated
 from rdpgraph.errors import BudgetError, ImpossibleEvidenceError, UnsupportedError
 from rdpgraph.plan import clock
 from rdpgraph.schedulers.scheduler import compiled_functions
@@ -122,7 +122,7 @@ def test_a_search_with_small_tables_is_possible_and_one_with_large_ones_is_optim
     assert proved.status.exact
     network = reduce_graph(graph)
     tables = tables_of(network, 0)
-    search = Search(tables, Random(seed), most=4)
+    search = NeighbourhoodSearch(tables, Random(seed), most=4)
     start = np.zeros(len(network.sizes), np.int64)
     outcome = search.run(start, seconds=0.2)
     assert outcome is not None
@@ -157,7 +157,7 @@ def searches(seed, kernel):
     rng = Random(seed)
     for summed in (frozenset(), frozenset(rng.sample(range(len(network.sizes)), 2))):
         tables = tables_of(network, 0, summed)
-        yield network, rng, Search(tables, rng, summed=summed, kernel=kernel)
+        yield network, rng, NeighbourhoodSearch(tables, rng, summed=summed, kernel=kernel)
 
 
 @pytest.mark.parametrize("kernel", KERNELS)
@@ -217,7 +217,7 @@ def test_joined_configurations_are_the_best_mixtures(seed, kernel):
     for network, rng, search in searches(seed, kernel):
         one, other = drawn(rng, network.sizes), drawn(rng, network.sizes)
         value = search.value(one)
-        joined = search.joined(Outcome(one, value, False, 1, 0.0), other)
+        joined = search.joined(SearchOutcome(one, value, False, 1, 0.0), other)
         mixtures = [
             search.value(np.where(chosen, one, other))
             for chosen in itertools.product((False, True), repeat=len(network.sizes))
@@ -234,7 +234,7 @@ def test_values_of_marginal_configurations_are_their_log_masses(deadline):
     kept = set(range(0, len(network.sizes), 2))
     summed = frozenset(range(len(network.sizes))) - kept
     tables = tables_of(network, 0, summed)
-    search = Search(tables, Random(0), summed=summed, deadline=deadline)
+    search = NeighbourhoodSearch(tables, Random(0), summed=summed, deadline=deadline)
     for states in itertools.product(*(range(size) for size in network.sizes)):
         value = search.value(np.array(states))
         given = {
@@ -370,7 +370,7 @@ def test_whatever_the_time_a_sum_that_does_not_fit_is_at_least_what_is_said(seed
     summed = frozenset(range(2, len(network.sizes)))
     masses, tables = log_masses(network, summed), tables_of(network, 0, zeros=True)
     start = np.zeros(len(network.sizes), np.int64)
-    best = best_estimated(network, 0, summed, start, Limits(seconds, memory=1e6))
+    best = best_estimated(network, 0, summed, start, SearchLimits(seconds, memory=1e6))
     if best is None:
         assert tables.score(start) == -math.inf
         return
@@ -388,7 +388,7 @@ def valueless(self, states, *, deadline=math.inf):
 def test_what_is_too_large_to_draw_has_a_mode_of_all_variables(monkeypatch):
     monkeypatch.setattr(tuning, "SECONDS_PER_FACTOR", 100.0)
     monkeypatch.setattr(starts, "_drawn", None)
-    monkeypatch.setattr(neighbourhoods.Search, "value", valueless)
+    monkeypatch.setattr(neighbourhoods.NeighbourhoodSearch, "value", valueless)
     for seed in range(3):
         graph = random_graph(seed, zeros=0.2)
         found = rg.infer(graph, scheduler=rg.Search(1.0)).marginal_mode(["x0", "x3"])
@@ -402,7 +402,9 @@ def test_a_bound_that_a_score_meets_proves_it(seed, monkeypatch):
     monkeypatch.setattr(effort, "MOVE_CELLS", 8)
     graph = random_graph(seed, zeros=0.3 * (seed % 2))
     network = reduce_graph(graph)
-    monkeypatch.setattr(search_solution, "Search", partial(Search, most=8))
+    monkeypatch.setattr(
+        search_solution, "NeighbourhoodSearch", partial(NeighbourhoodSearch, most=8)
+    )
     posterior = rg.infer(graph, scheduler=rg.Search(1.0, memory=1e6))
     best = brute_force(graph).maximum.item()
     found = float(graph.score({**posterior.mode()}))
@@ -472,7 +474,7 @@ def test_parts_about_a_variable_are_solved_with_their_sums():
     network = reduce_graph(graph)
     summed = frozenset(range(150, 300))
     tables = tables_of(network, 0, summed)
-    search = Search(tables, Random(0), summed=summed)
+    search = NeighbourhoodSearch(tables, Random(0), summed=summed)
     for _ in range(5):
         part = search._near(20)
         inside = summed.intersection(part)
