@@ -197,7 +197,9 @@ def test_factors_with_one_free_variable_are_added_once(kernel, summed):
         factors.append(rg.Factor((x[0], other), rg.Table(table)))
     network = reduce_graph(rg.FactorGraph(factors))
     summed = frozenset(summed)
-    search = Search(tables_of(network, 0, summed), Random(0), summed=summed, kernel=kernel)
+    search = NeighbourhoodSearch(
+        tables_of(network, 0, summed), Random(0), summed=summed, kernel=kernel
+    )
     free = sorted({0, *summed})
     start = np.zeros(5, np.int64)
     states, value = search.moves.solved(search.moves.part(free, rng=Random(0), cells=1e3), start)
