@@ -142,7 +142,7 @@ class CosetDecoder:
         """The same decoder, whose confidence is measured on shots that the model draws.
 
         Shots whose P(l | s) is known from the interval are left out. The others are put in order of
-        ``doubt`` and divided into groups of about 20 wrong decisions or more. The confidence of a
+        ``doubt`` and divided into groups of about 10 wrong decisions or more. The confidence of a
         shot is the share of right ones in its group; the surest group has one wrong decision more
         than was seen. So it is right on average over shots of the model, up to its standard error,
         and never above 1 - 1 / (shots + 1). More shots tell apart more degrees of confidence, and
@@ -307,8 +307,8 @@ class Calibration:
         return self.chances.to(doubts)[group], self.standard_errors.to(doubts)[group]
 
 
-_WRONG, _GROUPS = 20, 20
-"""Wrong decisions of a group, whose rate is then known to about a quarter; groups at most."""
+_WRONG, _GROUPS = 10, 20
+"""Wrong decisions of a group, whose rate is then known to about a third; groups at most."""
 
 
 def _right(group: list[int]) -> float:

@@ -303,6 +303,29 @@ def test_codes_of_stim_are_decided_by_kept_states_as_exactly(kind):
     assert bool(((lower <= right + 1e-12) & (right <= upper + 1e-12)).all())
 
 
+def gross_checks():
+    """The X checks of the gross code, 72 of 144 bits, as sums of shifts."""
+    shifts = [
+        torch.kron(torch.eye(12).roll(k, 1), torch.eye(6).roll(j, 1)).long()
+        for k, j in ((3, 0), (0, 1), (0, 2), (0, 3), (1, 0), (2, 0))
+    ]
+    return torch.cat([sum(shifts[:3]), sum(shifts[3:])], 1)
+
+
+def test_a_sweep_that_ends_without_states_begins_again_with_faint_ones():
+    """With many more errors than expected, estimates are sure of states that nothing explains."""
+    checks = gross_checks()
+    model = rg.ParityModel.from_rates(
+        checks, torch.full((144,), 1e-3, dtype=torch.float64), observables=checks[:1] * 0 + 1
+    )
+    errors = torch.rand(200, 144, generator=torch.Generator().manual_seed(0)) < 0.08
+    syndromes = model.syndrome_of(errors.long())[0]
+    found = decoding.CosetDecoder(model, keep=100)._decode(syndromes, bounded=True)
+    assert bool((found.log_probability > -math.inf).all())
+    [(decoded, _)] = in_windows(model, torch.zeros(72).long(), syndromes[:40], keep=100)
+    torch.testing.assert_close(decoded.log_probability, found.log_probability[:40])
+
+
 def test_windows_of_a_long_memory_decide_as_the_whole_does():
     model = memory(5, 30, 0.02)
     syndromes = shots_of(model, 300)[0]
