@@ -34,9 +34,9 @@ class Decoded:
         confidence: (*batch,) the chance that the decision is right. By exact sweeps it is P(l | s).
             `CosetDecoder` on kept states reports P(l | s) where the ends of ``interval`` are close
             to each other, and else how often it is right on simulated shots of a like ``doubt``.
-            For shots with erased checks, and by `WindowDecoder`, it is the lower end of
-            ``interval``. It is zero where no error that explains the syndrome was found: the
-            decision is then all zeros.
+            For shots with erased checks, unless `CosetDecoder.calibrated` was told of them, and by
+            `WindowDecoder`, it is the lower end of ``interval``. It is zero where no error that
+            explains the syndrome was found: the decision is then all zeros.
         log_probability: (*batch,) log P(s) in nats; on kept states a lower bound.
         share: (*batch,) the share of the decision in the mass that was kept; of exact sweeps
             P(l | s). On kept states it is no probability: mass that was dropped is not in it.
@@ -137,7 +137,7 @@ class CosetDecoder:
     @torch.no_grad()
     @typed(shots="[1, inf)")
     def calibrated(
-        self, shots: int = 10_000, *, generator: torch.Generator | None = None
+        self, shots: int = 10_000, *, like: Any = None, generator: torch.Generator | None = None
     ) -> "CosetDecoder":
         """The same decoder, whose confidence is measured on shots that the model draws.
 
@@ -152,15 +152,29 @@ class CosetDecoder:
 
         Args:
             shots: the number drawn; each takes as long as a decision.
+            like: syndromes (*batch, checks), of which each shot drawn takes the erased checks of
+                one at random. The confidence then holds for shots that are erased as these are.
             generator: draws them.
+
+        Raises:
+            EvidenceError: ``like`` has no syndrome, or one of another length.
         """
         if self.keep is None:
             return self
         syndromes, truth = _drawn(self.model, shots, generator)
+        erased = False
+        if like is not None:
+            gaps = checked_syndrome(like, self.model.checks.num_checks)[None].flatten(0, -2) < 0
+            if not len(gaps):
+                raise EvidenceError("calibrated needs a syndrome that shots are like; got none.")
+            chosen = torch.randint(len(gaps), (shots,), generator=generator)
+            syndromes = syndromes.masked_fill(gaps.cpu()[chosen], -1)
+            erased = bool(gaps.any())
         found = self._decode(syndromes, bounded=True)
         wrong = (found.observables != truth.to(found.observables)).any(-1)
         some = ~_is_known(found.interval, shots) & (found.share > 0)
-        return replace(self, calibration=Calibration.of(found.doubt[some], wrong[some], shots))
+        measured = Calibration.of(found.doubt[some], wrong[some], shots)
+        return replace(self, calibration=replace(measured, erased=erased))
 
     @property
     def _shots(self) -> int:
@@ -193,9 +207,10 @@ class CosetDecoder:
         found = self._decode(given, bounded=True)
         if self.keep is None:
             return found
-        # What the simulated shots tell holds for shots that are drawn as they are.
-        erased = (given < 0).any(-1).to(found.share.device)
-        known = _is_known(found.interval, self._shots) | erased | (found.share == 0)
+        known = _is_known(found.interval, self._shots) | (found.share == 0)
+        if self.calibration is None or not self.calibration.erased:
+            # Shots with erased checks are unlike those that were simulated.
+            known = known | (given < 0).any(-1).to(known.device)
         if bool(known.all()):
             return found
         calibration = self._default if self.calibration is None else self.calibration
@@ -258,12 +273,14 @@ class Calibration:
         chances: (groups,) the share of right decisions in each group, ascending.
         standard_errors: (groups,) of the chances.
         shots: the number that was simulated.
+        erased: whether some of these had erased checks.
     """
 
     doubts: Tensor
     chances: Tensor
     standard_errors: Tensor
     shots: int
+    erased: bool = False
 
     @classmethod
     def of(cls, doubts: Tensor, wrong: Tensor, shots: int) -> "Calibration":

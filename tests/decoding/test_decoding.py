@@ -165,6 +165,28 @@ def test_calibrated_confidence_is_that_of_shots():
     assert exact.calibrated(5) is exact
 
 
+def test_confidence_of_erased_shots_is_measured_on_shots_like_them():
+    model, draw = memory(4, 5, 0.08), torch.Generator().manual_seed(0)
+    syndromes, truth = shots_of(model, 4000, seed=1)
+    syndromes[::2, 4] = -1
+    syndromes[:, 9] = -1
+    plain = decoding.CosetDecoder(model, keep=4)
+    decoder = plain.calibrated(4000, like=syndromes[:10], generator=draw)
+    found = decoder.decode_observables(syndromes)
+    wrong = (found.observables != truth).any(1)
+    for group in found.confidence.sort().indices.split(1000):
+        predicted = (1 - found.confidence[group]).sum()
+        spread = (predicted + found.standard_error[group].sum() ** 2).sqrt()
+        assert (wrong[group].sum() - predicted).abs() < 3.5 * spread
+    assert found.confidence.mean() > found.interval[0].mean() + 0.2
+    with pytest.raises(rg.errors.EvidenceError, match="needs a syndrome"):
+        plain.calibrated(5, like=syndromes[:0])
+    # Syndromes without erased checks change nothing.
+    intact = plain.calibrated(500, like=syndromes[:3].abs(), generator=draw)
+    erased = intact.decode_observables(syndromes[:5])
+    assert torch.equal(erased.confidence, erased.interval[0])
+
+
 def test_confidence_of_kept_states_is_true_without_being_asked():
     """The default simulates shots once; its doubts tell right decisions from wrong ones."""
     model = memory(5, 6, 0.06)
