@@ -12,13 +12,8 @@ from torch import Tensor
 from rdpgraph.engines.compiled import Compiled
 from rdpgraph.engines.moves import Moves
 from rdpgraph.engines.reduction.network import Network
-from rdpgraph.engines.reduction.tables import (
-    Integers,
-    Tables,
-    active_states,
-    score_of,
-    tables_of,
-)
+from rdpgraph.engines.reduction.tables import Integers, Tables
+from rdpgraph.engines.scores import score_range
 from rdpgraph.engines.solution import Solution
 from rdpgraph.errors import BudgetError
 from rdpgraph.model.block import log_values_at
@@ -124,14 +119,12 @@ def violations(graph: FactorGraph, states: Tensor) -> Tensor:
 
 
 def scored(network: Network, states: Tensor) -> Searched:
-    """Return configurations (B, V) with their scores, marked as not proved optimal."""
-    left = active_states(network, states)
-    scores = network.exact_constant.clone()
-    for item in range(network.batch):
-        chosen = left[item].numpy()
-        if len(chosen) > len(network.numbers):
-            chosen = completed(tables_of(network, item), len(network.numbers), chosen)
-        scores[item] += score_of(network, item, chosen)
+    """Return configurations (B, V) with their scores, marked as not proved optimal.
+
+    They are scored in the graph, whose factors need no auxiliary variables.
+    """
+    below, above = score_range(network.graph, states.to(network.graph.device))
+    scores = (below + above) / 2.0
     return Searched(states, scores, torch.zeros(network.batch, dtype=torch.bool, device="cpu"))
 
 

@@ -84,24 +84,29 @@ def join_graph(
     links: list[Link] = []
     exact = True
     for position, variable in enumerate(order):
-        parts: list[tuple[set[int], list[tuple[tuple[int, ...], int, bool]]]] = []
+        # Each part has its variables, the entries of its table, and its items.
+        parts: list[tuple[set[int], int, list[tuple[tuple[int, ...], int, bool]]]] = []
         for item in sorted(buckets[position], key=lambda item: -len(item[0])):
             if clock.now() > deadline:
                 return None
             best: tuple[int, int] | None = None
-            for number, (union, _) in enumerate(parts):
-                table = prod([sizes[v] for v in union.union(item[0])])
-                growth = table // max(prod([sizes[v] for v in union]), 1)
-                if table <= most_elements and (best is None or growth < best[0]):
+            for number, (union, table, _) in enumerate(parts):
+                growth = 1
+                for v in item[0]:
+                    if v not in union:
+                        growth *= sizes[v]
+                if growth * table <= most_elements and (best is None or growth < best[0]):
                     best = growth, number
             if best is None:
-                parts.append((set(item[0]), [item]))
+                parts.append((set(item[0]), prod([sizes[v] for v in item[0]]), [item]))
             else:
-                parts[best[1]][0].update(item[0])
-                parts[best[1]][1].append(item)
+                union, table, items = parts[best[1]]
+                union.update(item[0])
+                items.append(item)
+                parts[best[1]] = union, best[0] * table, items
         exact = exact and len(parts) <= 1
         before: int | None = None
-        for union, items in parts:
+        for union, _, items in parts:
             cluster = len(scopes)
             scopes.append(tuple(sorted(union)))
             tensors.append(tuple(source for _, source, tensor in items if tensor))

@@ -157,23 +157,6 @@ def tables_of(
     return tables if zeros else tables.finite()
 
 
-def score_of(network: Network, item: int, states: Integers) -> float:
-    """Summed log-values of one batch item at states (active,); -inf where a factor forbids them.
-
-    No factor's table is copied, unlike in `tables_of`.
-    """
-    total, chosen = 0.0, torch.from_numpy(states)
-    for group in network.groups:
-        tables = group.log_tables.detach()
-        tables = tables[item if len(tables) > 1 else 0]
-        count = len(group.scopes)
-        rows = torch.arange(count, device="cpu") if group.rows is None else group.rows
-        rows = torch.zeros_like(rows) if len(tables) == 1 else rows
-        index = rows, *chosen[group.scopes].unbind(1)
-        total += float(tables[tuple(part.to(tables.device) for part in index)].double().sum())
-    return total
-
-
 def _alike(rows: Integers) -> list[tuple[Integers, Integers]]:
     """Distinct rows, each with the numbers of its copies."""
     if len(rows) == 0 or bool((rows == rows[0]).all()):

@@ -95,8 +95,12 @@ class Sought(SearchedMarginalModes, Approximations):
         if plainly is None:
             return best_of(network, every).states if len(every) > 1 else every[0]
         if self.logical:
-            every.append(self._modal(effort.MODE_START, allowance).mode())
-            return best_of(network, every).states
+            # Messages between tables are of use where those of logical factors end in no mode.
+            best = best_of(network, every)
+            if bool(best.found.all()):
+                return best.states
+            other = self._modal(effort.MODE_START, allowance).mode()
+            return best_of(network, [best.states, other]).states
         plain = None
         if decoding is not None:  # nothing else decodes parities as well: all of the time
             plain = self.first.started(1.0, allowance)

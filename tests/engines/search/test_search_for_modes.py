@@ -11,6 +11,7 @@ import torch
 
 import rdpgraph as rg
 from rdpgraph._core import effort, tuning
+from rdpgraph.engines.configurations import best_of, scored
 from rdpgraph.engines.elimination import conditioned_order, eliminate
 from rdpgraph.engines.elimination_bounds import ceilings
 from rdpgraph.engines.reduction.network import reduce_graph
@@ -595,3 +596,32 @@ def test_a_repair_ends_where_it_gains_nothing():
     assert not found.found.any()
     assert not found.optimal.any()
     assert counter.seconds < 0.6 * 2.0
+
+
+def test_a_configuration_in_a_state_that_was_dropped_has_probability_zero():
+    """Hard zeros drop the middle state of x; every configuration is scored as the graph says."""
+    x, y = rg.Variable("x", 3), rg.Variable("y", 2)
+    own = rg.Table(torch.tensor([1.0, -math.inf, 2.0]))
+    pair = rg.Table(torch.tensor([[0.5, 3.0], [4.0, 5.0], [-math.inf, 6.0]]))
+    graph = rg.FactorGraph([rg.Factor((x,), own), rg.Factor((x, y), pair)])
+    network = reduce_graph(graph)
+    for states in itertools.product(range(3), range(2)):
+        found = scored(network, torch.tensor([states]))
+        assert float(found.scores) == float(graph.score(dict(zip((x, y), states, strict=True))))
+
+
+def test_scores_need_no_states_of_auxiliary_variables():
+    x = rg.VariableArray("x", (20,), 2)
+    lean = torch.randn(20, 2, generator=torch.Generator().manual_seed(0))
+    three = rg.Cardinality(20, at_least=3, at_most=3)
+    graph = rg.FactorGraph(
+        [rg.FactorBlock((x,), rg.Table(lean)), rg.Factor(tuple(x[i] for i in range(20)), three)]
+    )
+    network = reduce_graph(graph)
+    assert len(network.sizes) > len(network.numbers)
+    three_on = torch.arange(20) < 3
+    four_on = torch.arange(20) < 4
+    best = best_of(network, [four_on.long()[None], three_on.long()[None]])
+    assert best.states.sum() == 3
+    expected = torch.where(three_on, lean[:, 1], lean[:, 0]).double().sum()
+    assert float(best.scores) == pytest.approx(float(expected))
