@@ -329,15 +329,22 @@ void Run<Real>::link_up(const Stage& g, At s, int64_t from, int64_t until) {
       by_panels<best>(x.data(), rows.size(), depth, depth, own.ahead, n, sums.data(), hop);
       for (size_t r = 0; r < rows.size(); ++r) {
         Real* y = sums.data() + r * hop;
-        const double base = rows[r].level + rows[r].top;
+        double base = rows[r].level + rows[r].top;
         if (!best) {
           Real least = std::numeric_limits<Real>::max();
 #pragma omp simd reduction(min : least)
           for (int64_t k = 0; k < n; ++k) least = y[k] < least ? y[k] : least;
           if (least < faint<Real>(depth)) {
-            for (int64_t k = 0; k < n; ++k)
-              y[k] = y[k] < faint<Real>(depth) ? Real(in_logs(g, s, rows[r], own.logs, k) - base)
-                                               : std::log(y[k]) + own.peaks[k];
+            // Relative to the largest, so that what is far from the columns' peaks keeps its digits.
+            exact.resize(n);
+            double largest_of_all = -INFINITY;
+            for (int64_t k = 0; k < n; ++k) {
+              exact[k] = y[k] < faint<Real>(depth) ? in_logs(g, s, rows[r], own.logs, k)
+                                                   : std::log(double(y[k])) + double(own.peaks[k]) + base;
+              largest_of_all = std::max(largest_of_all, exact[k]);
+            }
+            if (largest_of_all > -INFINITY) base = largest_of_all;
+            for (int64_t k = 0; k < n; ++k) y[k] = Real(exact[k] - base);
           } else logs(y, y, own.peaks, Real(0), n);
         }
         finish(targets[rows[r].p - span.low], s, rows[r], y, base);

@@ -32,7 +32,7 @@ constexpr int64_t kRemembered = 1 << 22; // numbers of terms that are kept for t
 struct Span { int64_t low, high; };
 
 // a / b, rounded down.
-inline int64_t below(int64_t a, int64_t b) { return a >= 0 ? a / b : -((-a + b - 1) / b); }
+inline int64_t below(int64_t a, int64_t b) { return b == 1 ? a : a >= 0 ? a / b : -((-a + b - 1) / b); }
 
 // Where in a program: the step, the places of the outer axes, and the outer loop.
 struct At { int64_t s, q = 0, u = 0, w = 0, o = 0; };
@@ -103,7 +103,7 @@ template <typename Real> struct Run {
   // Scratch: rows before products (x), the parts of splits (y, z, transposed t) and of one (w), gradients of
   // rows (e), gradients over sums (h), rows of pairs, products, the terms of sums, and what terms add up to.
   std::vector<Real> x, y, z, w, e, h, t, pairs, sums, terms, totals;
-  std::vector<double> tops;
+  std::vector<double> tops, exact;
   Run(const int64_t* records, const Run* leader)
       : whole(*reinterpret_cast<const Whole*>(records)),
         stages(reinterpret_cast<const Stage*>(&whole + 1)),
@@ -521,7 +521,7 @@ template <typename Real> struct Run {
   Real* const* seconds = nullptr;  // by slot; null: not wanted
   // The gradient of a link's values at a place, its derivative, and that of the values.
   struct Turn { const Real *first, *second, *along; };
-  std::vector<Real> tau;
+  std::vector<Real> tau, products_of, after_of, before_of;
   void sum_second(const Stage& g, At s);
   Turn turn_of(const Target& target, At s, int64_t item, int64_t p);
   void link_second(const Stage& g, At s);

@@ -78,10 +78,13 @@ void Run<Real>::link_second(const Stage& g, At s) {
   if (many <= 0) return;
   find_targets(g, s, span);
   if (!g.fixed) return direct_second(g, s, span);
-  const int64_t padded = panels_of(n, wide) * wide, size = hop * n;
-  std::vector<Real> products(kBlock * padded), after(2 * kBlock * padded), before(3 * kBlock * hop);
-  Real *h = after.data(), *turn = h + kBlock * padded;
-  Real *plain = before.data(), *turned_of = plain + kBlock * hop, *with = turned_of + kBlock * hop;
+  const int64_t padded = panels_of(n, wide) * wide, size = hop * n, most = std::min(kBlock, many * items);
+  // Room that is kept from step to step: filling it anew takes longer than the products of a few rows.
+  products_of.resize(std::max<int64_t>(products_of.size(), most * padded));
+  after_of.resize(std::max<int64_t>(after_of.size(), 2 * most * padded));
+  before_of.resize(std::max<int64_t>(before_of.size(), 3 * most * hop));
+  Real *h = after_of.data(), *turn = h + most * padded;
+  Real *plain = before_of.data(), *turned_of = plain + most * hop, *with = turned_of + most * hop;
   std::vector<Real> moved_rows(depth);
   for (int64_t item = 0; item < batch; item += items) {
     const Table<Real> own = table(g, item);
@@ -89,13 +92,13 @@ void Run<Real>::link_second(const Stage& g, At s) {
     for (int64_t first = 0; first < many * items; first += kBlock) {
       prepare_rows<false>(g, s, span, item, first, std::min(kBlock, many * items - first));
       const int64_t some = rows.size();
-      by_panels<false>(x.data(), some, depth, depth, own.ahead, n, products.data(), padded);
+      by_panels<false>(x.data(), some, depth, depth, own.ahead, n, products_of.data(), padded);
       for (int64_t r = 0; r < some; ++r) {
         const Row one = rows[r];
         const Turn t = turn_of(targets[one.p - span.low], s, one.item, one.p);
         Real *own_h = h + r * padded, *own_turn = turn + r * padded;
         for (int64_t j = 0; j < n; ++j) {
-          const Real sum = products[r * padded + j];
+          const Real sum = products_of[r * padded + j];
           const bool sound = sum >= faint<Real>(depth);
           own_h[j] = sound ? t.first[j] / sum : 0;
           own_turn[j] = sound ? (t.second[j] - t.first[j] * t.along[j]) / sum : 0;

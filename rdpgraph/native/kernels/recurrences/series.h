@@ -274,6 +274,8 @@ void Run<Real>::series_sums(Series& one, int64_t item, bool keep) {
     }
     for (Part& of : parts) settle(of, some);
   }
+  for (const Part& of : parts)
+    if (of.fresh) note(finite(largest(of.logs + (many - 1) * to.out.s, depth)));
 }
 
 // The maxima of a series of P items from one on. Rows are relative to the largest of the row before.

@@ -83,6 +83,8 @@ void Run<Real>::wide_sums(Series& one, int64_t item, int64_t together, bool keep
       std::memcpy(&of.factor, &bits, sizeof(of.factor));
     }
   }
+  for (int64_t p = 0; p < together; ++p)
+    if (parts[p].fresh) note(finite(largest(out(to, data[0], item + p, At{one.last}, 0), n)));
 }
 
 // The maxima of a series. Rows are relative to the largest of the row before.
