@@ -16,8 +16,9 @@ from rdpgraph.errors import ModelError
 class Progress:
     """Progress of estimates, sweeps of pruning, training and rates, as given to a callback.
 
-    Work that has no step for two seconds, such as planning, is reported by its name, with NaN as
-    the value.
+    A callback that raises StopIteration makes the work stop early: what is found so far is the
+    answer. Work that has no step for two seconds, such as planning, is reported by its name, with
+    NaN as the value.
 
     Attributes:
         work: the work, in words.

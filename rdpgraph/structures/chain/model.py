@@ -323,7 +323,8 @@ class Chain(Structure):
     def filtered(self) -> Tensor:
         """(*batch, T, N) the probabilities of each state given the potentials up to its step.
 
-        For a hidden Markov model, given the observations so far. Zero beyond the length, and after
+        For a hidden Markov model, given the observations so far: filtering, where `marginals` are
+        smoothing. Zero beyond the length, and after
         the point from which no sequence is possible.
         """
         return self._shaped(recursion.filtered(*self._given()))
