@@ -136,6 +136,7 @@ def answered_here(
     Several processes split the models between them; a single model is answered by all.
     """
     rank, ranks = place()
+    # A single model is answered by all processes together, into the output itself.
     if len(models) == 1:
         return [(models[0], output)]
     if evidence is not None:
@@ -146,11 +147,13 @@ def answered_here(
         raise typer.BadParameter("several processes need a folder: give --output FOLDER")
     if output is None:
         return [(model, None) for model in models]
+    # Several models are written to a folder, under names that must differ.
     names = [f"{model.name}.{task}" for model in models]
     twice = {name for name in names if names.count(name) > 1}
     if twice:
         raise typer.BadParameter(f"two MODELs would be written to {sorted(twice)[0]}")
     output.mkdir(parents=True, exist_ok=True)
+    # Each process takes every so-many-th model.
     pairs = [(model, output / name) for model, name in zip(models, names, strict=True)]
     return list(pairs[rank::ranks])
 

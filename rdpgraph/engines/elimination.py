@@ -203,16 +203,20 @@ def _filled(
     buckets: list[_Bucket] = [[] for _ in order.steps]
     total = 0.0
     for stack in tables.stacks:
+        # Factors whose variables are all fixed are constants.
         places = rank[stack.scopes]
         free = places >= 0
         count = free.sum(1)
         total += float(stack.at(np.flatnonzero(count == 0), states).sum())
+        # Those with one free variable are summed into its unary scores, many at once.
         single = count == 1
         for slot in range(stack.scopes.shape[1]):
             rows = np.flatnonzero(single & free[:, slot])
             begin = tables.starts[stack.scopes[rows, slot]]
             index = begin[:, None] + np.arange(stack.values.shape[1 + slot])
             np.add.at(alone, index, stack.at(rows, states, slot))
+        # The others go one by one: cut to their free variables, with dims in the order of
+        # elimination.
         joint = np.flatnonzero(count > 1)
         whole = bool(free[joint].all())
         for row, scope, ranks in zip(
@@ -233,6 +237,7 @@ def _filled(
             dims = sorted(range(len(ranks)), key=ranks.__getitem__)
             ordered = tuple([scope[dim] for dim in dims])
             buckets[ranks[dims[0]]].append((ordered, values.transpose(dims)))
+    # Last, each bucket has the unary scores of the variable that it eliminates.
     starts = tables.starts.tolist()
     for bucket, step in zip(buckets, order.steps, strict=True):
         v = step[0]

@@ -34,12 +34,15 @@ class Moves:
         self.tables, self.summed, self.kernel = tables, summed, kernel
         if kernel is None:
             return
+        # The model as flat arrays, in the order of the arguments of search.h: first the graph of
+        # neighbours, which orders are found on.
         count = len(tables.sizes)
         self._starts, self._near = tables.neighbours
         self._logs = np.log(np.array(tables.sizes, np.float64))
         self._sizes = np.array(tables.sizes, np.int32)
         self._summed = np.zeros(count, np.int8)
         self._summed[list(summed)] = 1
+        # Scopes and values of all factors, one after the other.
         stacks = tables.stacks
         arities = np.repeat(
             [stack.scopes.shape[1] for stack in stacks], [len(stack.scopes) for stack in stacks]
@@ -51,6 +54,7 @@ class Moves:
         self._scopes = np.concatenate([s.scopes.ravel() for s in stacks] or [[]]).astype(np.int32)
         self._value_starts = (lengths.cumsum() - lengths).astype(np.int64)
         self._values = np.concatenate([s.values.ravel() for s in stacks] or [[]]).astype(float)
+        # For each variable the factors that hold it.
         self._holding = np.repeat(np.arange(len(arities)), arities)[
             self._scopes.argsort(kind="stable")
         ].astype(np.int32)
@@ -72,9 +76,11 @@ class Moves:
                 deadline=deadline,
             )  # fmt: skip
             return order and MovedPart(order.fixed, len(order.steps), order.cells, order)
+        # Members, and for each variable its place in the sequence, if it has one.
         part = np.fromiter(members, np.int32, len(members))
         places = np.full(len(self._sizes), -1, np.int32)
         places[list(sequence)] = np.arange(len(sequence))
+        # Room for the steps: a table of so many cells has this many dims at most.
         smallest = max(min(self.tables.sizes, default=2), 2)
         capacity = int(len(part) * (math.log(cells) / math.log(smallest) + 3))
         steps, starts = np.empty(capacity, np.int32), np.zeros(len(part) + 1, np.int64)

@@ -184,6 +184,7 @@ class Training:
         kernels = torch.nn.ModuleList(objective.basis.kernels)
         kernel = [one for one in kernels.parameters() if one.requires_grad]
         learned = kernel if self.kernel_every else []
+        # SAGA keeps a gradient of each group. Who evaluates again needs the same draws.
         saga = isinstance(self.optimiser, partial) and self.optimiser.func is SAGA
         items = {"items": len(groups) if self.sequences else 1} if saga else {}
         optimiser = self.optimiser([*parameters, *learned], **items)
@@ -199,9 +200,11 @@ class Training:
             if self.seconds is not None and time.monotonic() - begun > self.seconds:
                 break
             for group, rate in zip(optimiser.param_groups, rates, strict=True):
+                # The rate is constant in the first half and goes to zero in the second.
                 left = 1 - step / self.steps
                 group["lr"] = rate * (min(1.0, 2 * left) if self.decay else 1.0)
             moving = bool(learned) and step % self.kernel_every == self.kernel_every - 1
+            # A stochastic step takes one group, each once in a random order.
             if self.sequences is not None and not order:
                 device = "cpu" if generator is None else generator.device
                 order = torch.randperm(len(groups), generator=generator, device=device).tolist()

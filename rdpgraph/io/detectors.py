@@ -114,6 +114,7 @@ def parse_detectors(text: str, *, source: str = "A detector error model") -> Det
         if at == len(text):
             break
         if text[at] == "}":
+            # The end of a repeat: its errors are written out in the block around it.
             body = blocks.pop()
             if not blocks:
                 raise refused(at, "this brace closes no repeat")
@@ -125,6 +126,7 @@ def parse_detectors(text: str, *, source: str = "A detector error model") -> Det
             begin = at
             name, arguments, targets, after = _instruction(text, at, refused)
             if name == "error":
+                # An error: the checks and the observables that it flips.
                 checks, seen = ([number(t) for t in targets if t[0] == kind] for kind in "DL")
                 block.columns.append(([each + block.shift for each in checks], seen))
                 block.rates.append(arguments[0])

@@ -237,6 +237,7 @@ def clauses_of(graph: FactorGraph) -> tuple[list[tuple[int, ...]], int, Tensor, 
             f"DIMACS needs variables of two states; {name!r} has another number of them."
         )
     clauses, count = list[tuple[int, ...]](), graph.num_variables
+    # Every impossible configuration is a clause; factors of one variable are its weights.
     weights = torch.zeros(graph.num_variables, 2, dtype=torch.float64)
     weighted = torch.zeros(graph.num_variables, dtype=torch.bool)
     refuse_several(graph)

@@ -96,6 +96,7 @@ def network_of(
     """The network of variables with states, and of a table over (*parents, child) for each."""
     states: dict[str, tuple[str, ...]] = {}
     for name, outcomes in variables:
+        # The states of each variable.
         if name in states or not outcomes or len(set(outcomes)) < len(outcomes):
             fail(
                 source,
@@ -106,6 +107,7 @@ def network_of(
     tables: list[tuple[tuple[str, ...], torch.Tensor]] = []
     off = SumsOff()
     for child, parents, values in definitions:
+        # One table for each variable, of as many values as its states and its parents' make.
         scope = (*parents, child)
         strange = [name for name in scope if name not in states]
         most = tuning.MOST_DIMS
@@ -124,6 +126,7 @@ def network_of(
         table = torch.tensor(values, dtype=torch.float64).reshape(shape)
         off.add([len(tables)], table.sum(-1).reshape(1, -1).numpy())
         tables.append((scope, table))
+    # All variables have one, and no variable is its own ancestor.
     if len(scopes) < len(states):
         lacking = next(name for name in states if name not in scopes)
         fail(source, f"expected a table for each variable; {shown(lacking)} has none.")

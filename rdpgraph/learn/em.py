@@ -251,6 +251,7 @@ class EM:
         exact, summed = True, Statistics()
         share = batches.weight() if update is not None else 1.0
         for places, rows, masses in batches:
+            # Expected counts are the gradients of the log-likelihood in the log-values.
             values = {name: p.value(rows).detach() for name, p in parameters.items()}
             free = {name: p for name, p in parameters.items() if name not in self.fixed}
             leaves = [values[name].requires_grad_() for name in free]
@@ -270,11 +271,13 @@ class EM:
             total += float(likelihood.detach())
             mass = float(len(places)) if masses is None else float(masses.sum())
             weight, exact = weight + mass, exact and sure
+            # Each parameter turns its counts into statistics, which are summed over the batches.
             for (name, parameter), counts in zip(free.items(), gradients, strict=True):
                 part = parameter.statistics(rows, counts)
                 before = summed.get(name)
                 summed[name] = part if before is None else _mixed(before, part, 1.0, 1.0)
             if update is not None:
+                # Stepwise: the averages move a step of (t + 2)^-update towards this batch.
                 known, times = averages
                 eta, scale = (times + 2) ** -update, share / mass
                 part = {n: tuple(scale * one for one in each) for n, each in summed.items()}

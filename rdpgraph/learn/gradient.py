@@ -171,6 +171,7 @@ def standard_errors(
         BudgetError: more fitted numbers than a square matrix of them has room for.
     """
     parts = {name: p.free() for name, p in fit.parameters.items() if name not in em.fixed}
+    # Parameters that EM holds fixed have no error.
     fixed = {
         name: tuple(torch.zeros_like(part, dtype=torch.float64) for part in p.estimates())
         for name, p in fit.parameters.items()
@@ -178,6 +179,7 @@ def standard_errors(
     }
     if not parts:
         return fixed
+    # All free numbers are one vector, the point at which the information is taken.
     point = torch.cat([part.double().reshape(-1) for leaf in parts.values() for part in leaf])
     require_table(
         f"The information of {len(point):,} fitted numbers", (len(point), len(point)),
@@ -202,6 +204,7 @@ def standard_errors(
     def log_prior(point: Tensor) -> Tensor:
         return sum((p.log_prior().double() for p in made(point).values()), 0.0 * point.sum())
 
+    # The data is added batch by batch: outer products of scores, or minus second derivatives.
     information = torch.zeros(len(point), len(point), dtype=torch.float64)
     for batch in Batches.of(data, weights, em.batch_size):
         slopes: Any = (jacobian if scores else hessian)(partial(likelihoods, *batch), point)

@@ -127,11 +127,13 @@ class Probabilities(Parameter):
         if not isinstance(values, Tensor) or not values.is_floating_point():
             raise ModelError(f"Probabilities need a floating tensor of log-values; got {values!r}.")
         dims = self._dims
+        # The table, and the dims over which it is normalised.
         if not all(is_whole(dim, -values.ndim) and dim < values.ndim for dim in dims):
             raise ModelError(
                 "Probabilities can be normalised over dims of their table only, which has "
                 f"{values.ndim}; got {self.over!r}."
             )
+        # The pseudo-counts, and what is held fixed.
         if not (isinstance(self.prior, Tensor) or is_real(self.prior)):
             raise ModelError(f"A prior must be a number of pseudo-counts; got {self.prior!r:.80}.")
         for name, given in (("prior", self.prior), ("fixed", self.fixed)):
@@ -148,6 +150,7 @@ class Probabilities(Parameter):
                 "A prior must be a finite number of pseudo-counts, at least 0; got "
                 f"{self.prior!r:.80}."
             )
+        # Rows are probabilities, or all zero.
         sums = values.detach().exp().sum(dims)
         off = ~((sums - 1).abs() <= _TOLERANCE) & (sums != 0)
         if bool(off.any()):

@@ -89,6 +89,7 @@ def join_graph(
         for item in sorted(buckets[position], key=lambda item: -len(item[0])):
             if clock.now() > deadline:
                 return None
+            # Best fit: the part whose table grows least and stays small enough, or a new one.
             best: tuple[int, int] | None = None
             for number, (union, table, _) in enumerate(parts):
                 growth = 1
@@ -104,6 +105,7 @@ def join_graph(
                 union.update(item[0])
                 items.append(item)
                 parts[best[1]] = union, best[0] * table, items
+        # Each part is a cluster, linked to its senders and to the part before it.
         exact = exact and len(parts) <= 1
         before: int | None = None
         for union, _, items in parts:

@@ -292,6 +292,7 @@ def _make_clique(
     deadline: float,
 ) -> set[int] | None:
     """Connect `near` to a clique and update the fill scores; return the changed variables."""
+    # A new edge between a and b is one that their common neighbours lack no more.
     outside = {u: adjacency[u] - near for u in near}
     changed = set(near)
     for a in near:
@@ -303,6 +304,8 @@ def _make_clique(
                 for y in outside[a] & outside[b]:
                     fill[y] -= gain
                     changed.add(y)
+    # A member u of the clique lacks the edges between the clique and its other neighbours, and
+    # those among these.
     inside: dict[int, int] = {}
     for u, beyond in outside.items():
         for y in beyond:
@@ -332,6 +335,8 @@ def forest_order(topology: Topology) -> list[int] | None:
     remaining neighbours' ids replace adjacency lists: with one left, the sum is its id.
     """
     count = topology.num_variables
+    # Tensors of one variable join nothing. Of each variable the tensors' numbers are summed, and
+    # of each tensor the variables'.
     alive = topology.lengths > 1
     slots = alive[topology.owners]
     flat, owners = topology.flat[slots], topology.owners[slots]
@@ -344,6 +349,7 @@ def forest_order(topology: Topology) -> list[int] | None:
     variable_of: list[int] = variables.tolist()
     arity: list[int] = topology.lengths.tolist()
     order: list[int] = []
+    # A leaf that goes is subtracted from its tensor, and the tensor from the last one it joins.
     frontier = [v for v, d in enumerate(degree) if d <= 1]
     while frontier:
         order += frontier

@@ -319,6 +319,7 @@ def choose_slices(
     """
     sizes = list(tree.topology.sizes)
     scopes = tree.scopes
+    # Operations of a step go with the union of its operands' scopes, memory with its result's.
     unions = [
         scopes[left] if right < 0 else tuple({*scopes[left], *scopes[right]})
         for left, right, _ in tree.steps

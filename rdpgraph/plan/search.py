@@ -209,15 +209,18 @@ class _Part:
         assert self.best is not None
         start = self.best
         self.runs += 1
+        # Now and then begin at a new greedy tree, else at the best one.
         if self.runs % effort.FRESH_EVERY == 0:
             order = weighted_min_fill(self.graph, rng=rng, noise=0.5, deadline=end)
             start = tree_from_order(self.core, order) if order else start
         began = clock.now()
+        # As many sweeps as the time allows by the speed measured so far.
         affordable = (end - began) / (len(start.steps) * self.visit_seconds)
         sweeps = int(min(self.sweeps, affordable))
         if sweeps < effort.FIRST_SWEEPS / 4:
             self.improvable = False
             return
+        # Long runs begin hot every other time, and count writes where memory is short.
         tree = anneal(
             start,
             rng=rng,
@@ -226,6 +229,7 @@ class _Part:
             write_weight=tuning.STORED_ELEMENT if self.excess() > 0 else 1.0,
             deadline=end,
         )
+        # What it took tells the speed of the next run, which is longer.
         taken = max(clock.now() - began, CLOCK_STEP)
         self.visit_seconds = taken / (len(start.steps) * sweeps)
         self.sweeps = min(self.sweeps * effort.SWEEP_GROWTH, effort.MOST_SWEEPS)

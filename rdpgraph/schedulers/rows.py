@@ -251,10 +251,12 @@ def planned_rows(
     """
     if graph.observed is None or not graph.batch_shape or graph.device.type != "cpu":
         return None
+    # Compiled code takes finite tables on the CPU, the same ones for all rows.
     tables = all(type(b.potential) is Table and not b.batch_shape for b in graph.blocks)
     if not tables or is_transformed() or not available(graph.dtype, "graphs"):
         return None
     given = graph.observed.reshape(-1, graph.num_variables)
+    # Where all rows observe the same and a structure is left, that answers.
     common = torch.where((given != MISSING).all(0), given[0], MISSING)
     common = FactorGraph.from_blocks(graph.domain, graph.blocks, common)
     if general and recognised_left(common, reduce_graph(common), general) is not None:
@@ -266,6 +268,7 @@ def planned_rows(
         return None
     solution = RowsSolution(graph, network, whole, budget.memory_bytes)
     observed, count = solution.observed, math.prod(graph.batch_shape)
+    # The work is measured on the rows with most gaps, and on some of all.
     gaps = (observed == MISSING).sum(1)
     tried = torch.arange(0, count, -(-count // tuning.ROWS_TRIED), device="cpu")
     tried = torch.cat([gaps.topk(min(tuning.ROWS_TRIED, count)).indices, tried])
@@ -275,6 +278,7 @@ def planned_rows(
     mean = float(cells[min(tuning.ROWS_TRIED, count) :, 0].mean())
     if most > tuning.LARGE_BLOCK or mean > tuning.ROW_MEAN:
         return None
+    # From these follow the time and the memory of all rows.
     work = count * (mean + tuning.ROW_VARIABLE * float(gaps.double().mean()))
     element = torch.finfo(graph.dtype).bits / 8
     rows = tuning.ROWS_BESIDE if tuning.ROWS_BESIDE * most <= solution.cells_beside else 1

@@ -169,6 +169,7 @@ class _Compiler:
         depths = self.tree.levels
         leaves = len(self.tree.topology.scopes)
         for number, (left, right, scope) in enumerate(self.tree.steps):
+            # Variables become labels: those of the larger operand, then those of the other alone.
             if right >= 0 and len(scopes[left]) < len(scopes[right]):
                 left, right = right, left
             first = scopes[left]
@@ -176,6 +177,7 @@ class _Compiler:
             labels = {variable: label for label, variable in enumerate(first)}
             for variable in second:
                 labels.setdefault(variable, len(labels))
+            # The result has shared dims first, as a batched matrix product gives them.
             kept, inside = set(scope), set(second)
             out = [v for v in first if v in kept and v in inside]
             out += [v for v in first if v in kept and v not in inside]
@@ -191,6 +193,7 @@ class _Compiler:
                 largest,
                 (self._large_table(left), self._large_table(right)),
             )
+            # A step stands one level above its operands.
             scopes.append(tuple(out))
             depth = depths[leaves + number] - 1
             while len(levels) <= depth:

@@ -161,6 +161,7 @@ class LoopySolution(Approximation):
         contradiction = bool(self._contradicted.any())
         converged = bool(outcome.converged.all()) and not contradiction and not self._outweighed
         exact = exact and converged
+        # The remedy is that of the first of these that holds.
         remedy = ""
         if contradiction:
             remedy = (
@@ -183,6 +184,7 @@ class LoopySolution(Approximation):
                 "approximate: JoinGraph() is better where its clusters fit, and Contraction() is "
                 "exact where its tables do"
             )
+        # Messages that did not settle were damped unasked, which the remedy says first.
         if self._settling and len(outcome.trace) > effort.UNDAMPED_SWEEPS:
             remedy = f"damped by 0.5 from sweep {effort.UNDAMPED_SWEEPS + 1} on; {remedy}"
         return Status(

@@ -154,18 +154,21 @@ class _Work:
     def _passed(self) -> Elimination:
         """Tightest pass, with populations of few members after each."""
         tables, sampling, begin = self.tables, self.sampling, self.begin
+        # The first pass takes small tables in an order that is found at once.
         most = max(sampling.memory / (tuning.BUCKET_BYTES * max(len(tables.sizes), 1)), 2.0)
         soon = begin + effort.POPULATION_ORDER * sampling.seconds
         order = tight_order(tables, cells=most, seconds=0.0, rng=self.choice, deadline=soon)
         cells, best = min(effort.POPULATION_CELLS, most), None
         finite = not any(bool(np.isneginf(stack.values).any()) for stack in tables.stacks)
         while True:
+            # A pass gives an upper bound on log Z, and one of finite tables a lower bound too.
             start = clock.now()
             passed = bounded(tables, order, cells=cells)
             if finite and not passed.exact:
                 below = bounded(tables, order, cells=cells, lower=True).bound
                 self.lower = max(self.lower, below)
             took = clock.now() - start
+            # A tighter pass makes better populations: a few tell whether they suffice.
             if best is None or passed.bound <= best.bound:
                 best = passed
                 members = min(effort.FIRST_MEMBERS, self.limit)
@@ -174,6 +177,7 @@ class _Work:
                     self._search(best, members)
                     if self.known.starts >= 2 * effort.LED_STARTS:
                         break
+            # End if the estimate is settled, or the next pass would take too long or too much.
             end = begin + effort.POPULATION_PASSES * sampling.seconds
             late = clock.now() + effort.PASS_GROWTH * took > end
             if (
@@ -182,6 +186,7 @@ class _Work:
                 or effort.PASS_GROWTH * passed.cells * tuning.BUCKET_BYTES > sampling.memory
             ):
                 return best
+            # After the first pass a better order is worth its time.
             if cells <= effort.POPULATION_CELLS:
                 seconds = effort.POPULATION_ORDER * sampling.seconds
                 order = tight_order(tables, cells=most, seconds=seconds, rng=self.choice)
@@ -225,6 +230,7 @@ class _Work:
 
     def _search(self, passed: Elimination, members: int) -> None:
         """Look for configurations that runs may miss, from another start, if there is time."""
+        # Searches take a fixed part of the time, unless all populations are drawn.
         start, seconds = clock.now(), self.sampling.seconds
         enough = self.spent > effort.PINS_MADE * (start - self.begin)
         if self.known.starts and enough and not self._has_drawn:
@@ -235,16 +241,20 @@ class _Work:
         self.spent += clock.now() - start
         if tried is None:
             return
+        # What was found bounds log Z from below.
         drawn, others = tried
         heaviest, weight = self.known.add(np.concatenate([drawn, others]))
         self.lower = max(self.lower, self.known.lower)
         made = self.made
         if not made.runs or made.exact:
             return
+        # A population that is led to one of the configurations tells whether runs miss its like.
         one = drawn[int(self.searching.integers(len(drawn)))]
         led = self._grown(passed, members, one)
         if led is not None:
             self.made = replace(made, led=(*made.led, (led.log_partition, self.tables.score(one))))
+        # A configuration that is heavy against the estimate, and that runs are unlikely to meet,
+        # shows that they missed it: they are made again, with it among the pins.
         if weight > made.mean + math.log(_COUNTS):
             led = self._grown(passed, members, heaviest)
             if led is None or led.log_chances[-1] + math.log(len(made.runs)) < math.log(_OFTEN):
@@ -272,12 +282,15 @@ class _Work:
 
         If ``afresh``, earlier ones are worse, and no longer count.
         """
+        # A search first, so that populations are pinned to what it finds.
         if not (afresh and self.known.starts):
             self._search(passed, members)
         if self._has_drawn and not afresh:
             self.made = replace(self.made, unseen=self._unseen())
             return True
         self.pins = self.known.heaviest(max(members // 2, effort.FEW_PINS))
+        # Each run is grown with all members and with a quarter of them: if the two differ by more
+        # than chance allows, the difference is the error.
         runs, fewer = list[Grown](), list[float]()
         quarter = max(members // FEWER, 1)
         while len(runs) < RUNS and (not runs or clock.now() < self.end):
@@ -291,6 +304,7 @@ class _Work:
             fewer += [] if small is None else [small.log_partition]
         if not runs:
             return False
+        # New populations are joined with earlier ones, or replace them.
         more = Populations(tuple(runs), tuple(fewer))
         self.made = more if afresh or more.exact else self.made.joined(more)
         self.made = replace(self.made, unseen=self._unseen())

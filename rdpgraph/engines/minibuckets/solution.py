@@ -176,6 +176,7 @@ class MiniBucketSolution(Solution):
 
     def _runs(self, item: int, one: Estimate, until: float) -> list[_Run]:
         """Estimates for an item: one of few members, then those there is time for."""
+        # As many members as the memory holds, the estimate's own number at most; few at first.
         rng = np.random.default_rng(self.sampling.seed + item)
         starts = tables_of(self.network, item).starts
         room = self.sampling.memory / (tuning.MEMBER_STEP * max(len(self.network.sizes), 1))
@@ -189,6 +190,7 @@ class MiniBucketSolution(Solution):
                 grown, one.passed, count, rng, likely=likely, pins=one.pins, recorded=True
             )
             run = grow(deadline=last)
+            # Without a single population there is no answer: the first one may take its time.
             if run is None and clock.stopped() and not tried:
                 run = grow(deadline=math.inf)
             if run is None:
@@ -197,6 +199,7 @@ class MiniBucketSolution(Solution):
             value = run.log_partition + float(self._constant[item])
             step = Progress("populations", tried, value, clock.now() - first)
             going = goes_on(self.sampling.progress, step)
+            # A population with a possible member gives means; impossible ones are tried again.
             if len(run.shares):
                 means = averages(run, one.passed.bound, starts)
                 runs.append(_Run(run.log_partition, *means, exact=run.exact))
@@ -204,6 +207,7 @@ class MiniBucketSolution(Solution):
                 return runs[-1:]
             if not going:
                 break
+            # Where much time is left, larger populations begin anew.
             left, spent = until - clock.now(), RUNS * (clock.now() - begin)
             if count < most and left > effort.MEANS_GROWTH * spent:
                 more = left / spent if spent > 0 else math.inf

@@ -208,6 +208,7 @@ def _dense(
     for number, block in enumerate(graph.blocks):
         if number in left_out:
             continue
+        # A potential that is not decomposed becomes its table.
         whole = type(block.potential).decompose is Potential.decompose
         split = None if whole else block.select().decompose()
         if split is None:
@@ -216,6 +217,7 @@ def _dense(
             flat = _flat_batch(values.to(graph.dtype), block.arity + 1, graph, batch)
             tables.append(_Tables(block.scopes, flat, rows, number))
             continue
+        # Others become tables over their variables and new auxiliary ones, of each factor its own.
         shape = (block.count, len(split.auxiliary))
         auxiliary = count + torch.arange(math.prod(shape), device="cpu").reshape(shape)
         count += auxiliary.numel()
@@ -388,6 +390,7 @@ def _squeezed(
     possible: Possible | None, dropped: int,
 ) -> Network:  # fmt: skip
     """Cut every table down to the remaining states, and regroup factors by shape."""
+    # Variables that are free get new numbers in turn; settled ones have one state left.
     free = settled[0] == MISSING
     left = torch.where(free, counts, 1)
     impossible = bool((counts == 0).any())
@@ -397,6 +400,7 @@ def _squeezed(
     sums = torch.zeros(2, 1, dtype=torch.float64, device="cpu")
     groups: list[Group] = []
     origins: list[list[tuple[Tensor, int, tuple[int, ...]]]] = [[] for _ in graph.blocks]
+    # Factors of one table whose variables keep as many states become a group.
     for part in [] if impossible else tables:
         kinds, every = grouped_rows(left[part.scopes])
         for kept, members in zip(map(tuple, kinds.tolist()), every, strict=True):
@@ -410,7 +414,7 @@ def _squeezed(
                 scopes = scopes if len(slots) == len(kept) else scopes[:, list(slots)]
                 scopes = scopes if everything else active[scopes]
                 groups.append(Group(scopes, values, rows))
-            else:
+            else:  # all variables are settled: a constant, which is summed in float64 too
                 values = values.flatten(1)
                 values = values if rows is None else values[:, rows.to(values.device)]
                 constant = constant + values.expand(-1, len(members)).sum(1)

@@ -55,12 +55,14 @@ def starts_of_sums(
     kept = sorted(set(range(len(tables.sizes))).difference(run.summed))
     seen: dict[bytes, tuple[float, Integers]] = {}
 
+    # Each start is valued by the log-sum over the variables that are summed, once.
     def enter(states: Integers) -> None:
         key = states[kept].tobytes()
         value = None if key in seen else run.value(states, deadline=end)
         if value is not None:
             seen[key] = value, states
 
+    # A mode of all variables: from a draw, or from any states where nothing is impossible.
     firsts: Iterable[Integers] = [states, *drawn[:1]]
     if not any((stack.values == -math.inf).any() for stack in tables.stacks):
         rng = np.random.default_rng(limits.seed)
@@ -72,6 +74,7 @@ def starts_of_sums(
     mode = search.compete(firsts, seconds=seconds, patience=0.5 * seconds)
     for other in (states, *([] if mode is None else [mode.states])):
         enter(other)
+    # Draws, then configurations of large bounds, each kind in a half of its time.
     for candidates in (drawn, _by_bounds(tables, run.summed, limits)):
         until = clock.now() + 0.5 * effort.BOUNDED_STARTS * limits.seconds
         for other in candidates:
@@ -155,6 +158,7 @@ def best_estimated(
         drawn = _drawn(tables, summed, limits)[: effort.TRIED_STARTS]
     if clock.now() + slow < end:
         bounds = _by_bounds(tables, summed, limits)[: effort.TRIED_STARTS]
+    # Until there are estimates, the start of the largest own score is the best.
     every = np.concatenate([bounds, drawn])
     full = [(states, tables.score(states)) for states in (start, *every)]
     best = max(full, key=lambda pair: pair[1])
@@ -163,6 +167,8 @@ def best_estimated(
         left = end - clock.now()
         if left <= 2.0 * slow:
             break
+        # The sum over the other variables is estimated in a share of the time that is left. What
+        # is claimed is its lower bound.
         part, constant = _given(tables, states, summed)
         if constant == -math.inf:
             continue
