@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from rdpgraph._core.arguments import require_fields, typed
+from rdpgraph._core.cache import cached_property
 from rdpgraph._core.portable import Arguments
 from rdpgraph.errors import EvidenceError, FileFormatError, ModelError
 from rdpgraph.io.text import read_text
@@ -368,20 +369,64 @@ class _Encoded:
             self.features, weights, self.starts[:-1], mode="sum", per_sample_weights=self.values
         )
 
+    def summed_over_tokens(self, values: Tensor) -> Tensor:
+        """(features, labels) sums of values (tokens, labels): the transpose of `scores`."""
+        tokens, order, starts = self._by_feature
+        if not len(tokens):
+            return values.new_zeros(self.size, values.shape[1])
+        return torch.nn.functional.embedding_bag(
+            tokens, values, starts, mode="sum", per_sample_weights=self.values[order]
+        )
+
+    @cached_property
+    def _by_feature(self) -> tuple[Tensor, Tensor, Tensor]:
+        """The tokens that have each feature, their places among the features, and the starts."""
+        order = self.features.argsort(stable=True)
+        owner = torch.arange(len(self.starts) - 1).repeat_interleave(self.starts.diff())
+        counts = torch.bincount(self.features, minlength=self.size)
+        return owner[order], order, counts.cumsum(0) - counts
+
+    def batches(self, labels: int) -> "list[_Batch]":
+        """Sequences that have tokens, several of about one length together."""
+        if labels not in self._batched:
+            first = torch.tensor([0, *self.lengths]).cumsum(0).tolist()
+            none, made = int(self.starts.shape[0]) - 1, list[_Batch]()
+            order = sorted(
+                (r for r, n in enumerate(self.lengths) if n), key=self.lengths.__getitem__
+            )
+            while order:
+                longest = self.lengths[order[-1]]
+                count = max(1, _CELLS // (longest * labels))
+                rows, order = order[-count:], order[:-count]
+                place = torch.full((len(rows), longest), none)
+                for at, row in enumerate(rows):
+                    place[at, : self.lengths[row]] = torch.arange(first[row], first[row + 1])
+                made.append(_Batch(rows, place, torch.tensor([self.lengths[row] for row in rows])))
+            self._batched[labels] = made
+        return self._batched[labels]
+
+    @cached_property
+    def _batched(self) -> "dict[int, list[_Batch]]":
+        return {}
+
+    def padded(self, weights: Tensor) -> Tensor:
+        """(tokens + 1, labels) the scores, and a row for padding."""
+        return torch.nn.functional.pad(self.scores(weights), (0, 0, 0, 1))
+
     def chains(self, weights: Tensor, transition: Tensor) -> Iterator[tuple[list[int], Chain]]:
         """Chains of the sequences that have tokens, several of about one length together."""
-        scores = torch.nn.functional.pad(self.scores(weights), (0, 0, 0, 1))  # a row for padding
-        first = torch.tensor([0, *self.lengths]).cumsum(0).tolist()
-        order = sorted((r for r, n in enumerate(self.lengths) if n), key=self.lengths.__getitem__)
-        while order:
-            longest = self.lengths[order[-1]]
-            count = max(1, _CELLS // (longest * len(transition)))
-            rows, order = order[-count:], order[:-count]
-            place = torch.full((len(rows), longest), len(scores) - 1)
-            for at, row in enumerate(rows):
-                place[at, : self.lengths[row]] = torch.arange(first[row], first[row + 1])
-            lengths = torch.tensor([self.lengths[row] for row in rows])
-            yield rows, Chain(scores[place], transition, lengths=lengths)
+        scores = self.padded(weights)
+        for batch in self.batches(len(transition)):
+            yield batch.rows, Chain(scores[batch.place], transition, lengths=batch.lengths)
+
+
+@dataclass(frozen=True, eq=False)
+class _Batch:
+    """Some sequences, padded to the length of the longest."""
+
+    rows: list[int]
+    place: Tensor  # (rows, steps) among all tokens; the number of tokens where it pads
+    lengths: Tensor  # (rows,)
 
 
 @dataclass(frozen=True, eq=False)
@@ -438,13 +483,23 @@ def _loss(
     data: _Encoded, weights: _Weights, theta: Tensor, counts: Tensor, c2: float
 ) -> tuple[float, Tensor]:
     """Minus the log-likelihood with the L2 penalty, and its gradient."""
-    theta = theta.detach().requires_grad_()
+    state, transition = weights.tables(theta.detach())
+    scores, link = data.padded(state), transition.requires_grad_()
+    # Expected uses of labels at all tokens, and of transitions, batch by batch.
+    uses, moves = torch.zeros_like(scores), torch.zeros_like(transition)
+    loss = 0.0
     with torch.enable_grad():
-        tables = weights.tables(theta)
-        logs = [chain.log_partition().sum() for _, chain in data.chains(*tables)]
-        loss = sum(logs) - counts @ theta + c2 * (theta @ theta)
-        (gradient,) = torch.autograd.grad(loss, theta)
-    return float(loss.detach()), gradient
+        for batch in data.batches(len(transition)):
+            unary = scores[batch.place].requires_grad_()
+            log_z = Chain(unary, link, lengths=batch.lengths).log_partition().sum()
+            at_tokens, more = torch.autograd.grad(log_z, (unary, link), materialize_grads=True)
+            loss += float(log_z.detach())
+            uses.index_copy_(0, batch.place.flatten(), at_tokens.flatten(0, 1))
+            moves += more
+    expected = torch.cat([data.summed_over_tokens(uses[:-1]).flatten(), moves.flatten()])
+    theta = theta.detach()
+    loss += float(c2 * (theta @ theta) - counts @ theta)
+    return loss, expected[weights.places] - counts + 2 * c2 * theta
 
 
 def minimise(
