@@ -210,3 +210,19 @@ def test_pictures_of_structures_and_plans_are_returned_too():
     chain = rg.Chain(torch.zeros(3, 2), torch.zeros(2, 2))
     for model in (chain, rg.infer(chain), rg.explain(ASIA)):
         assert isinstance(rg.draw(model), Figure)
+
+
+@pytest.mark.parametrize("turned", [0.0, 0.7, 2.0])
+def test_an_edge_joins_its_ends_around_the_box_between(turned):
+    turn = np.array([[np.cos(turned), np.sin(turned)], [-np.sin(turned), np.cos(turned)]])
+    ends, sizes = np.array([[0.0, 0.0], [3.0, 1.0]]) @ turn, np.full((3, 2), 0.3)
+    free = line_of(ends, sizes[:2], (0, 1))
+    np.testing.assert_allclose(free, ends)  # straight
+    between = ends.mean(0)
+    bent = line_of(np.vstack([ends, between]), sizes, (0, 1))
+    np.testing.assert_allclose(bent[[0, -1]], ends, atol=1e-12)
+    assert (np.abs(bent - between) > 0.15).any(1).all()
+    # The bend is even: its middle is farthest off, at one distance from both ends.
+    away = np.linalg.norm(bent - between, axis=1)
+    np.testing.assert_allclose(away, away[::-1])
+    np.testing.assert_allclose(*np.linalg.norm(bent[len(bent) // 2] - ends, axis=1))
