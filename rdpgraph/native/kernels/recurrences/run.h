@@ -334,6 +334,22 @@ template <typename Real> struct Run {
     return sum;
   }
   template <bool best> void sum_of_cell(int64_t item, Real* to, double* known);
+  template <bool best> void sum_of_tops(Real* to, double* known);
+  // What a factor reads in the entries of a row of a list, one after the other: numbers `hop` apart, and further by
+  // what data say of each entry; likewise their levels.
+  struct Stream {
+    int64_t slot, at, hop, stride = 0, level_hop = 0, level_stride = 0, number_hop = 0;
+    const double* levels = nullptr;
+    const int64_t* numbers = nullptr;
+    int64_t operator()(int64_t r) const { return at + r * hop + (numbers ? stride * numbers[r * number_hop] : 0); }
+  };
+  struct Row_of { int64_t first, low, high; };  // where its streams begin, and its entries
+  std::vector<Stream> streams;
+  std::vector<Row_of> rows_of;
+  bool is_list(const Stage& g) const;
+  void sum_row(const Stage& g, int64_t item, At s, int64_t p);
+  template <bool best> void list_up(const Stage& g, int64_t item, At s, int64_t p);
+  void list_down(const Stage& g, int64_t item, At s, int64_t p);
   void product(const Entry& one, int64_t item, Real more, Real* to) const;
   template <bool best> void sum_up(const Stage& g, At s);
   void shares(const Stage& g, const Real* done, const Real* above, double known, int64_t item, int64_t count);

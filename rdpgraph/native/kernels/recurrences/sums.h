@@ -108,15 +108,95 @@ template <typename Real>
 template <bool best>
 void Run<Real>::sum_of_cell(int64_t item, Real* to, double* known) {
   const int64_t many = entries.size();
-  tops.resize(std::max<int64_t>(tops.size(), many)), terms.resize(std::max<int64_t>(terms.size(), many));
+  tops.resize(many);
+  for (int64_t k = 0; k < many; ++k) tops[k] = log_of_entry(entries[k], item);
+  sum_of_tops<best>(to, known);
+}
+
+// The sum of the logs in `tops`, and its level.
+template <typename Real>
+template <bool best>
+void Run<Real>::sum_of_tops(Real* to, double* known) {
+  const int64_t many = tops.size();
+  terms.resize(std::max<int64_t>(terms.size(), many));
   double top = -INFINITY, sum = 1;
-  for (int64_t k = 0; k < many; ++k) top = std::max(top, tops[k] = log_of_entry(entries[k], item));
+  for (int64_t k = 0; k < many; ++k) top = std::max(top, tops[k]);
   if (!(top > -INFINITY)) { *to = kNever<Real>, *known = 0; return; }
   if (!best && many > 1) {
     for (int64_t k = 0; k < many; ++k) terms[k] = Real(tops[k] - top);
     sum = exps_sum(terms.data(), many);
   }
   *to = 0, *known = top + std::log(sum);
+}
+
+// Whether a stage sums rows of lists into single cells, by factors that one number of each entry says the place of.
+template <typename Real>
+bool Run<Real>::is_list(const Stage& g) const {
+  bool any = false;
+  for (const Alternative* a = alternatives + g.first; a < alternatives + g.first + g.count; ++a) {
+    any |= a->row >= 0;
+    for (const Factor* f = factors + a->first; f < factors + a->first + a->count; ++f)
+      if (f->link >= 0 || f->looks > 1 || f->gather) return false;
+  }
+  return any;
+}
+
+// Writes the logs of all entries of a cell of such a stage into `tops`, and what they read into `streams` by `rows_of`.
+template <typename Real>
+void Run<Real>::sum_row(const Stage& g, int64_t item, At s, int64_t p) {
+  streams.clear(), rows_of.clear(), tops.clear();
+  for (const Alternative* a = alternatives + g.first; a < alternatives + g.first + g.count; ++a)
+    each_loop(*a, item, s, p, [&](At here, Span span) {
+      rows_of.push_back({int64_t(streams.size()), span.low, span.high});
+      const int64_t start = tops.size(), many = span.high - span.low + 1;
+      tops.resize(start + many, 0.0);
+      double* to = tops.data() + start - span.low;
+      for (const Factor* f = factors + a->first; f < factors + a->first + a->count; ++f) {
+        Stream one{f->slot, value(f->at, here, p, 0) + item * f->item, f->at.r};
+        if (f->level_item >= 0) {
+          one.levels = levels + item * f->level_item + value(f->level, here, p, 0);
+          one.level_hop = f->level.r;
+        }
+        if (f->looks) {
+          const Look& l = looks[f->look];
+          one.numbers = numbers(l, item) + value(l.at, here, p, 0);
+          one.number_hop = l.at.r, one.stride = l.stride, one.level_stride = l.level;
+        }
+        const Real* from = data[f->slot];
+        for (int64_t r = span.low; r <= span.high; ++r) to[r] += from[one(r)];
+        if (one.levels)
+          for (int64_t r = span.low; r <= span.high; ++r)
+            to[r] += one.levels[r * one.level_hop + (one.numbers ? one.level_stride * one.numbers[r * one.number_hop] : 0)];
+        streams.push_back(one);
+      }
+    });
+}
+
+template <typename Real>
+template <bool best>
+void Run<Real>::list_up(const Stage& g, int64_t item, At s, int64_t p) {
+  sum_row(g, item, s, p);
+  sum_of_tops<best>(out(g, data[0], item, s, p), out_level(g, item, s, p));
+}
+
+// Adds the shares of all entries, times the gradient of the cell, to the gradients of what they read.
+template <typename Real>
+void Run<Real>::list_down(const Stage& g, int64_t item, At s, int64_t p) {
+  sum_row(g, item, s, p);
+  const int64_t many = tops.size();
+  const double known = *out_level(g, item, s, p) + finite(*out(g, data[0], item, s, p));
+  terms.resize(std::max<int64_t>(terms.size(), many));
+  for (int64_t k = 0; k < many; ++k) terms[k] = Real(tops[k] - known);
+  const Real sum = exps_sum(terms.data(), many), scale = sum > 0 ? *out(g, grads[0], item, s, p) / sum : 0;
+  for (int64_t k = 0; k < many; ++k) terms[k] *= scale;
+  const Real* from = terms.data();
+  for (const Row_of& row : rows_of) {
+    const int64_t end = &row == &rows_of.back() ? streams.size() : (&row)[1].first;
+    for (int64_t k = row.first; k < end; ++k)
+      if (Real* to = grads[streams[k].slot])
+        for (int64_t r = row.low; r <= row.high; ++r) to[streams[k](r)] += from[r - row.low];
+    from += row.high - row.low + 1;
+  }
 }
 
 // The sums of a step, in logs relative to the largest entry of each row, whose level is that of all of it.
@@ -127,7 +207,10 @@ void Run<Real>::sum_up(const Stage& g, At s) {
   if (span.high < span.low) return;
   const bool wide = g.labels > 0;
   const int64_t count = wide ? g.labels : span.high - span.low + 1;
+  const bool list = count == 1 && is_list(g);
   for (int64_t p = span.low; p <= (wide ? span.high : span.low); ++p) {
+    for (int64_t item = 0; list && item < batch; ++item) if (is_needed(g, item, s)) list_up<best>(g, item, s, p);
+    if (list) continue;
     collect_entries(g, 0, s, p, count);
     if (fused_link() >= 0) continue;
     for (int64_t item = 0; item < batch; ++item) {
@@ -216,7 +299,11 @@ void Run<Real>::sum_down(const Stage& g, At s) {
   if (span.high < span.low) return;
   const bool wide = g.labels > 0;
   const int64_t count = wide ? g.labels : span.high - span.low + 1;
+  const bool list = count == 1 && is_list(g);
   for (int64_t p = span.low; p <= (wide ? span.high : span.low); ++p) {
+    for (int64_t item = 0; list && item < batch; ++item)
+      if (is_needed(g, item, s) && *out(g, grads[0], item, s, p)) list_down(g, item, s, p);
+    if (list) continue;
     collect_entries(g, 0, s, p, count);
     if (fused_link() >= 0) continue;
     for (int64_t item = 0; item < batch; ++item) {
