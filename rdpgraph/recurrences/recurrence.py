@@ -527,11 +527,11 @@ class Bound:
         uses = executor.count_uses(up, reads, 1 if count is None else count)
         return self._by_name(uses, 1), self._batched(up.possible, 0)
 
-    def sums(self) -> "Sums":
+    def sums(self) -> "SumPass":
         """A pass of log-sums, of which several answers are read."""
         up = self._run_up(best=False)
         parts = functools.partial(self._expected_uses, up), functools.partial(self._entries_in, up)
-        return Sums(self._batched(up.value, 0), *parts)
+        return SumPass(self._batched(up.value, 0), *parts)
 
     def _expected_uses(self, up: executor.Upward | Derived, names: Sequence[str]) -> list[Tensor]:
         given = [self.given[name] for name in names]
@@ -680,7 +680,7 @@ class Bound:
 
 
 @dataclass(frozen=True, eq=False)
-class Sums:
+class SumPass:
     """What is read of one pass of log-sums.
 
     Attributes:

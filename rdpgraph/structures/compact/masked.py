@@ -15,7 +15,7 @@ from rdpgraph.interface.masks import NOTHING, Draw, Expected, Masked, StructureM
 from rdpgraph.logspace.gradients import by_autograd
 from rdpgraph.model.soundness import require_possible
 from rdpgraph.recurrences.declaration import Declared, Input, Lengths, program_of
-from rdpgraph.recurrences.recurrence import Bound, Sums
+from rdpgraph.recurrences.recurrence import Bound, SumPass
 
 LOWEST = -torch.finfo(torch.float64).max
 """A finite stand-in for a shift of -inf, which would make NaN of -inf."""
@@ -280,12 +280,12 @@ class Forest:
         return Bound.settled(program, given, sizes, (len(self.tops),))
 
     @cached_property
-    def _sums(self) -> Sums:
+    def _sums(self) -> SumPass:
         """The log-sums, by rules that items share."""
         return self.bound().sums()
 
     @cached_property
-    def _own_sums(self) -> Sums:
+    def _own_sums(self) -> SumPass:
         """The same by rules of each item, so that their uses are known of each."""
         items, given = len(self.tops), self.given
         own = {name: given[name].expand(items, *given[name].shape[1:])
@@ -293,7 +293,7 @@ class Forest:
         return self.bound(**own).sums()
 
     @property
-    def _known_sums(self) -> Sums:
+    def _known_sums(self) -> SumPass:
         return self._own_sums if "_own_sums" in vars(self) else self._sums
 
     @property
@@ -434,7 +434,7 @@ class RuleForest:
         }
 
     @cached_property
-    def sums(self) -> Sums:
+    def sums(self) -> SumPass:
         """The log-sums."""
         sizes = {"V": self.given["rows"].shape[1] - 1, "E": self.rules.shape[1]}
         program = program_of("Masked", *write_listed_rules(len(self.parts)))
