@@ -94,7 +94,7 @@ class _Argument:
             self._needs += f", such as {type(default).__name__}()"
 
     def converted(self, given: Any) -> Any:
-        """The tuple of a list that fits, the plain tensor of a masked one; else `ModelError`."""
+        """Return a list as a tuple and a masked tensor as a plain one, or raise `ModelError`."""
         if _is_masked(given):
             from rdpgraph._core.masked import present  # imports torch
 

@@ -84,7 +84,7 @@ _HALF = (torch.float16, torch.bfloat16)
 
 
 class Portable:
-    """Pickles and deep-copies of the fields, tensors detached.
+    """A base of classes that are pickled and deep-copied by their fields, with tensors detached.
 
     Cached answers are dropped and recomputed, except for those with ``crosses``, such as messages.
     """

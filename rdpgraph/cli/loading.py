@@ -147,7 +147,7 @@ def _by_place(
 
 
 def _after(graph: FactorGraph, interventions: Sequence[str]) -> FactorGraph:
-    """The graph after interventions NAME=STATE."""
+    """Return the graph after the interventions NAME=STATE, each of which sets a variable."""
     settings: dict[str, State] = {}
     for setting in interventions:
         name, text = _named(graph, "--do", setting, _is_state)

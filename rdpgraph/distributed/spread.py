@@ -108,7 +108,7 @@ class Summed(Solution):
         return self.peers.largest(local if self.log_weight > -math.inf else local - math.inf)
 
     def marginal_mode(self, numbers: Tensor) -> Tensor:
-        """The local answer, which refuses: parts cannot compare their marginal modes."""
+        """Ask the local solution, which refuses: parts cannot compare marginal modes."""
         return self.local.marginal_mode(numbers)
 
 

@@ -205,7 +205,7 @@ class RedrawnSolution(Lifted):
 
 
 def _plain(solution: Solution) -> LoopySolution:
-    """The solution, refused unless it is by plain messages."""
+    """Return the solution if plain messages gave it; raise an error if not."""
     if isinstance(solution, LoopySolution):
         plain = isinstance(solution.counting, Bethe) and solution.temperature == 1
         if plain and solution.start is None:

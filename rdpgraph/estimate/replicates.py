@@ -345,7 +345,7 @@ class Averaged(Solution):
 
     @differentiable_property
     def replicates(self) -> Replicates:
-        """Estimates of Z; the error of an engine that approximates is not known by them."""
+        """The estimates of Z. They do not show the error of an engine that approximates."""
         logs = self._split(self.inner.log_partition())
         unknown = torch.full_like(logs[0].detach(), math.inf)
         exact = self.engine.status_of("log_partition").exact

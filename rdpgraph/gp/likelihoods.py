@@ -327,7 +327,7 @@ class PiecewisePseudoLikelihood(Likelihood):
         return self._whole(labels).sample(labels, unary, pairwise, generator)
 
     def _whole(self, labels: Labelling) -> Likelihood:
-        """The likelihood by which labels are predicted."""
+        """Return the likelihood of whole sequences, of a chain or of the graph of the edges."""
         return ChainLikelihood() if labels.edges is None else GraphLikelihood(self.scheduler)
 
 

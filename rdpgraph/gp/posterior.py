@@ -139,7 +139,7 @@ class FullCovariance(Covariance):
         return log_determinants, apart.sum((2, 3, 4))
 
     def _root(self, component: int) -> Tensor:
-        """(V, M, M)."""
+        """Return the lower Cholesky factors (V, M, M) of a component's covariances."""
         below = self.below[component].tril(-1) / self.below.shape[-1]
         return below + torch.diag_embed(self.log_scales[component].exp())
 

@@ -75,7 +75,7 @@ class HiddenStates(Arguments, ABC):
 
     @property
     def _longest(self) -> int:
-        """Steps of the longest segment."""
+        """The number of steps of the longest segment."""
         return 1
 
     @torch.inference_mode(mode=False)

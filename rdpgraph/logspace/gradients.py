@@ -188,7 +188,7 @@ ONCE = "This answer is differentiable once: its gradient has no gradient."
 
 
 def refused(values: Tensor, why: str, *of: Tensor) -> Tensor:
-    """The same values, whose gradient in these tensors, and in all behind them, is an error."""
+    """Return the same values, such that to take their gradient in these tensors is an error."""
     guarded: Tensor = _Refused.apply(values, why, *of)  # pyright: ignore
     return guarded
 

@@ -223,7 +223,7 @@ class LogMatrix:
         return total.detach() < least
 
     def _repaired(self, result: Tensor, low: Tensor, rows: Tensor, exact: Exact) -> Tensor:
-        """Sum the entries that are low and possible again, in logs."""
+        """Sum once more, in logarithms, the entries that are low but possible."""
         low = low & (rows > -math.inf).any(-1, keepdim=True)  # before a look at the whole matrix
         if not bool(low.any()):
             return result

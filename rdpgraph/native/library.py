@@ -53,7 +53,7 @@ _OWNERS = {name: unit for unit, functions in _FUNCTIONS.items() for name in func
 
 
 def status(unit: str) -> KernelStatus:
-    """A library of this machine; built if not tried yet."""
+    """Return the status of a library on this machine; it is built first, if that was not tried."""
     return _LIBRARIES[unit].status
 
 

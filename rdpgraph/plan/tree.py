@@ -42,7 +42,7 @@ class Topology:
 
     @cached_property
     def lengths(self) -> Integers:
-        """Arity per tensor."""
+        """The number of variables of each tensor."""
         return np.fromiter(map(len, self.scopes), np.int64, len(self.scopes))
 
     @cached_property

@@ -385,7 +385,7 @@ class Posterior(Inferred):
         return Assignment.split(self._mode_states(), self.graph)
 
     def _mode_states(self) -> Tensor:
-        """(B, V) the states of the mode; refused where there is none."""
+        """Return the states (B, V) of the mode; raise an error where there is none."""
         answers = self._answers
         self._require_possible("mode", answers.mode_exists())
         states = answers.possible_mode()

@@ -295,7 +295,7 @@ def planned_whole(task: Task) -> Callable[[FactorGraph], Planned]:
 
 
 def solver_without_structure(task: Task, graph: FactorGraph) -> Callable[[], Solution]:
-    """A solver of a graph as no structure, for questions that a structure does not answer."""
+    """Return a function that solves a graph as no structure, for what a structure leaves."""
     without = task.without | _IN_GENERAL
     apart = graph.observed is not None and not any(b.batch_shape for b in graph.blocks)
     if graph.batch_shape and apart:

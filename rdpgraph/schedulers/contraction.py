@@ -103,7 +103,7 @@ def planned(
     deadline: float | None = None,
     optimize: Optimize | None = None,
 ) -> Plan:
-    """Plan of a reduced network."""
+    """Plan the contraction of a reduced network in the cheapest order found."""
     element = torch.finfo(network.graph.dtype).bits // 8
     return make_plan(
         network.topology,

@@ -164,7 +164,7 @@ class ForMessages:
 
     @cached_property
     def network(self) -> Network:
-        """Network reduced with ``high_order=True``."""
+        """The network whose large logical factors are kept as they are (``high_order=True``)."""
         graph, possible = self.reduced.graph, self.reduced.possible
         if possible is not None and len(possible.starts) != graph.num_variables + 1:
             possible = None  # it includes auxiliary variables, which are not made for messages

@@ -314,7 +314,7 @@ class Route(ABC):
         """
 
     def run_with(self, task: Task, bid: Bid, others: Others | None) -> Solution:
-        """The same, combined with the routes that stand by; the default leaves these out.
+        """The solution by this route, with others behind it; by default, by this route alone.
 
         Args:
             task: as for `run`.

@@ -165,7 +165,7 @@ def _known(name: str, solution: Solution) -> Any:
 
 
 def _joined(name: str, answers: Sequence[Any], order: Tensor) -> Any:
-    """The answer for all rows from those of parts, whose rows follow each other in an order."""
+    """Join the answers of parts into that of all rows; ``order`` puts the rows in their places."""
     first = answers[0]
     if isinstance(first, Status):
         return of_all(answers)

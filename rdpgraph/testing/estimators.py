@@ -190,7 +190,7 @@ def _log_weights(truth: Enumeration, present: Tensor, few: StructuredPosterior) 
 
 
 def _of_states(truth: Enumeration, present: Tensor, few: StructuredPosterior) -> Tensor:
-    """(replicates, B, sites, states) log-weights; -inf: not kept."""
+    """Return the log-weights (replicates, B, sites, states) of all states, -inf if not kept."""
     structure, support = truth.structure, few.supports
     shape, batch = structure.unary.shape, truth.scores.ndim - 1
     places = structure.site_places()

@@ -163,7 +163,7 @@ class _Compiler:
         )
 
     def _levels(self) -> list[dict[_Signature, list[_Member]]]:
-        """Per level the steps by signature."""
+        """Return the steps of each level of the tree, by the signature of those that run as one."""
         levels: list[dict[_Signature, list[_Member]]] = []
         sizes, scopes, maximise = self.sizes, self.scopes, self.maximise
         depths = self.tree.levels

@@ -193,7 +193,7 @@ class _Work:
             cells *= effort.PASS_GROWTH
 
     def _grow(self, passed: Elimination, members: int) -> int:
-        """Number of members for which a round takes its part of the remaining time."""
+        """Grow larger populations until a round takes its share of the time; return their size."""
         while not self.is_settled and members < self.limit and clock.now() < self.end:
             start = clock.now()
             first = self._grown(passed, members)

@@ -116,7 +116,7 @@ class Network:
 
     @cached_property
     def numbers(self) -> Tensor:
-        """Graph's number of each active variable, auxiliary ones left out."""
+        """The number in the graph of each active variable; auxiliary ones are left out."""
         return (self.active >= 0).nonzero().flatten()
 
     @cached_property
