@@ -272,12 +272,13 @@ def decoding() -> None:
 
 
 def child_million(side: int) -> None:
-    """Fifty sweeps of a square binary grid; runs in a process of its own."""
+    """Messages of a square binary grid until they have converged; runs in a process of its own."""
     import torch
 
     import rdpgraph as rg
 
-    start = time.perf_counter()
+    _ = rg.infer, rg.Loopy  # imports are not counted
+    start = time.process_time()
     x = rg.VariableArray("x", (side, side), 2)
     leaning = torch.randn(side, side, 2, generator=torch.Generator().manual_seed(0))
     agree = rg.Table(torch.tensor([[0.3, -0.3], [-0.3, 0.3]]))
@@ -286,13 +287,14 @@ def child_million(side: int) -> None:
         rg.FactorBlock((x[:-1], x[1:]), agree),
         rg.FactorBlock((x,), rg.Table(leaning)),
     ])  # fmt: skip
-    posterior = rg.infer(graph, scheduler=rg.Loopy(sweeps=50, tolerance=0.0))
-    planned = time.perf_counter()
-    assert posterior.status.iterations == 50
+    posterior = rg.infer(graph, scheduler=rg.Loopy())
+    planned = time.process_time()
+    assert posterior.status.converged
     posterior.marginal(x)
     row = {
-        "declared and planned, s": planned - start,
-        "50 sweeps and marginals, s": time.perf_counter() - planned,
+        "declared and planned, CPU s": planned - start,
+        "messages and marginals, CPU s": time.process_time() - planned,
+        "sweeps": posterior.status.iterations,
         "peak GB": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1e6,
     }
     print(", ".join(f"{name} {value:.2f}" for name, value in row.items()))
