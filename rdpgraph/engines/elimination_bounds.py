@@ -101,6 +101,7 @@ def bounded(
             raise BudgetError(
                 f"Bounds of {len(order):,} variables take longer than the time budget: raise it."
             )
+        # The factors of a bucket are split, and the parts matched by their moments.
         parts = _split(v, waiting[rank[v]], rank, tables.sizes, cells)
         waiting[rank[v]] = []
         weights = _weights(len(parts), lower=lower)
@@ -109,6 +110,8 @@ def bounded(
         values = _matched([part for _, part in parts], weights, most=most)
         bucket: list[MiniBucket] = []
         for (scope, _), joint, weight in zip(parts, values, weights, strict=True):
+            # A part is summed to the power of its weight, w log sum exp(joint / w), and its message
+            # waits in the bucket of its next variable.
             rest, message = varying(
                 scope[1:],
                 joint.max(0) if most else weight * log_sum(joint / weight, 0),

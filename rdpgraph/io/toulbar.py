@@ -116,6 +116,7 @@ def parse_wcsp(
 
     if not words:
         model.fail("the name of the problem", "the end")
+    # The head: name, variables, largest domain, functions, upper bound; then the domains.
     words.pop()
     most = 2**63 - 1
     count = take("the number of variables", len(words))
@@ -127,6 +128,7 @@ def parse_wcsp(
     for _ in range(functions):
         arity = take("the arity of a cost function, not shared", tuning.MOST_DIMS)
         scope = model.scope([take("a variable", count - 1) for _ in range(arity)])
+        # A function has a default cost, and tuples with costs of their own.
         costs = model.blank(scope, take("a default cost, of no global function", most))
         seen: set[tuple[int, ...]] = set()
         for _ in range(take("a number of tuples", len(words) // (arity + 1) + 1)):
@@ -146,6 +148,7 @@ def format_wcsp(graph: FactorGraph) -> str:
     variables = all_variables(graph)
     number = {variable.name: place for place, variable in enumerate(variables)}
     parts = list(factor_tables(graph))
+    # The upper bound is above every sum of costs that are possible.
     bound = 1.0
     for scope, logs in parts:
         finite = -logs[np.isfinite(logs)].astype(np.float64)
@@ -162,6 +165,7 @@ def format_wcsp(graph: FactorGraph) -> str:
     lines.append(" ".join(map(str, sizes)))
     for scope, logs in parts:
         costs = np.where(np.isfinite(logs), -logs.astype(np.float64), bound)
+        # The more frequent of the bound and zero is the default, so that few tuples are listed.
         default = bound if (costs == bound).mean() > 0.5 else 0.0
         tuples = np.argwhere(costs != default).tolist() if scope else []
         default = default if scope else float(costs)

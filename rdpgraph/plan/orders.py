@@ -234,6 +234,7 @@ def _fill_order(
     def mass(members: Set[int]) -> int:
         return len(members) if plain else sum(map(get, members))
 
+    # At first the fill of v is half the weight of pairs of neighbours that are no neighbours.
     adjacency = [set(neighbours) for neighbours in graph.adjacency]
     logs = [log(size) for size in graph.sizes]
     fill = [0.0] * len(adjacency)
@@ -260,6 +261,7 @@ def _fill_order(
                 return None
             for u in near:
                 adjacency[u].discard(v)
+            # A simplicial variable adds no edge; its neighbours lack those to it no more.
             if not fill[v]:
                 changed: Iterable[int] = near
                 for u in near:

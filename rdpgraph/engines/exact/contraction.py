@@ -68,6 +68,7 @@ def upward(
             del right
         pools[program.groups + number] = made
         del left
+        # Log Z alone frees every table after the last step that reads it.
         if not keep:
             for operand in (step.left, step.right):
                 for pool, _ in operand.pieces if operand else ():
@@ -161,6 +162,7 @@ def downward(up: Upward, *, maximise: bool = False, watch: Watch | None = None) 
     matrix product per operand of each step.
     """
     program = up.program
+    # What has come down to each pool, in pieces of its rows; the roots get ones.
     waiting: list[list[tuple[Tensor | None, Value]]] = [[] for _ in up.pools]
     for pool in program.roots:
         root = stored(up.pools[pool]).values
@@ -185,6 +187,8 @@ def downward(up: Upward, *, maximise: bool = False, watch: Watch | None = None) 
             value = _gathered(side.operand, up.pools)
             if math.prod(value.dims) < tuning.CORE_BLOCK and not maximise:
                 kept[number, place] = message, shown
+            # Small messages are kept for the marginals of factors. Variables are read off here, and
+            # operands that steps made get the message, on their way to the leaves.
             if side.read:
                 each = _marginals(side, value, message, shown, maximise=maximise)
                 marginals += [(step.variables[:, label], part) for label, part in each.items()]
