@@ -441,7 +441,7 @@ def run_up(
     run.handle = _function("up", dtype)(
         _address(records.numbers), _address(data), run.levels.data_ptr(), layout.steps.data_ptr(),
         _address(layout.apart), _address(layout.checked), len(layout.checked), items, int(best),
-        threads(records.work * items, items), int(keep), run.handle, cells, len(layout.goals),
+        threads(records.work * items), int(keep), run.handle, cells, len(layout.goals),
         value.data_ptr(), found,
     )  # fmt: skip
     unsound, far = run.found

@@ -1,4 +1,4 @@
-"""Items over threads: the answers are those of one thread."""
+"""Items, or places of a few items, over threads: the answers are those of one thread."""
 
 import pytest
 import torch
@@ -63,9 +63,49 @@ def test_answers_do_not_depend_on_the_number_of_threads(name, dtype, by_threads)
 
 
 def gradients(recurrence):
-    given = recurrence.given
+    given = {k: x for k, x in recurrence.given.items() if x is not None}
     leaves = {k: x.clone().requires_grad_() for k, x in given.items() if x.is_floating_point()}
     made = type(recurrence)(**(given | leaves))
     log_z, entropy = made.log_partition(), made.entropy()
     first = torch.autograd.grad(log_z[log_z.isfinite()].sum(), [*leaves.values()])
     return *first, *torch.autograd.grad(entropy.sum(), [*leaves.values()])
+
+
+def chart(name, dtype):
+    """Recurrences of one item, or two, whose steps have work enough for threads."""
+    g = torch.Generator().manual_seed(2)
+
+    def r(*shape):
+        return logs(g, *shape, hard=0.1).to(dtype)
+
+    return {
+        "trees": lambda: written.Trees(r(1, 28, 28, 24), r(24, 24, 24)),
+        "two items": lambda: written.Trees(
+            r(2, 26, 26, 24), r(2, 24, 24, 24), torch.tensor([26, 22])
+        ),
+        "faint": lambda: written.Trees(20 * r(28, 28, 24), 20 * r(24, 24, 24)),
+        "ranks": lambda: written.LowRankTrees(r(30, 30, 90), r(90, 80), r(90, 80), r(90, 80)),
+        "words": lambda: written.WordLabels(r(24, 24, 22), r(20, 22, 22)),
+        "kept": lambda: written.KeptTrees(
+            r(20, 20, 10), r(40, 40, 40), None, torch.randint(40, (20, 20, 10), generator=g)
+        ),
+        "segments": lambda: written.Segments(r(40, 30, 64), r(64, 64)),
+    }[name]()
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize(
+    "name", ["trees", "two items", "faint", "ranks", "words", "kept", "segments"]
+)
+def test_answers_for_few_items_are_equal_in_every_bit(name, dtype, by_threads):
+    recurrence = chart(name, dtype)
+
+    def answers():
+        values = [recurrence.log_partition(), recurrence.best_score(), recurrence.entropy()]
+        drawn = recurrence.sample(2, torch.Generator().manual_seed(1))
+        for found in (drawn, recurrence.mode(), recurrence.marginals()):
+            values += found.values()
+        return [*values, *gradients(recurrence)]
+
+    one, many = by_threads(answers)
+    assert all(map(torch.equal, one, many))

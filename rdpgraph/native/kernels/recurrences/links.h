@@ -302,7 +302,7 @@ const Real* Run<Real>::add_other_gradients(const Target& target, At s, int64_t i
   const Stage& g = *target.g;
   const Real* above = out(g, grads[0], item, s, p);
   for (const Part& f : target.others)
-    if (grads[f.f->slot]) add_to(grads[f.f->slot], line_of(f, item), above, g.labels);
+    if (grads[f.f->slot]) give(grads[f.f->slot], line_of(f, item), above, g.labels);
   return above;
 }
 
@@ -526,6 +526,11 @@ void Run<Real>::start_kept(const Stage& g, Kept& own) {
 // matrix, and many of them are one matrix product. `more` is added to the number of the stage.
 template <typename Real>
 void Run<Real>::keep_products(const Stage& g, int64_t item, const Real* before, const Real* after, int64_t more) {
+  if (waits) {
+    wait(nullptr, Line{item, 0}, before, depth_of(g));
+    numbers_later.insert(numbers_later.end(), after, after + g.labels);
+    return;
+  }
   Kept& own = kept[&g - stages + more];
   const int64_t most = most_kept(g);
   if (own.before.empty()) start_kept(g, own);
@@ -558,12 +563,17 @@ void Run<Real>::multiply_kept(const Stage& g, int64_t more, int64_t set) {
   const int64_t packs = panels_of(depth, kRows);
   const Real *before = own.before.data() + set * packs * most * kRows, *after = own.after.data() + set * panels * most * wide;
   Real* sums = own.sums.data() + set * depth * panels * wide;
-  for (int64_t k = 0; k < depth; k += kRows)
+  const int64_t most_threads = int64_t(double(count) * depth * g.labels / kLeastWork);
+  const int64_t threads = std::max<int64_t>(1, std::min<int64_t>(helpers.size() + 1, most_threads));
+#pragma omp parallel for num_threads(threads) if (threads > 1)
+  for (int64_t k = 0; k < depth; k += kRows) {
+    const Flushed flushed;
     for (int64_t p = 0; p < panels; ++p)
       by_rows(std::min(kRows, depth - k), [&](auto some) {
         multiply<Real, decltype(some)::value, false, kRows>(before + k * most, 1, after + p * most * wide, count,
                                                             sums + (p * depth + k) * wide, wide);
       });
+  }
   own.counts[set] = 0;
 }
 
@@ -599,7 +609,7 @@ void Run<Real>::link_down(const Stage& g, At s, int64_t from, int64_t until) {
   find_targets(g, s, span);
   if (!g.fixed) return direct_down(g, s, span, from, until);
   const int64_t padded = panels_of(n, wide) * wide;
-  h.resize(kBlock * padded), totals.resize(kBlock * padded), pairs.resize(kBlock * hop);
+  h.resize(kBlock * padded), totals.resize(kBlock * padded), pairs.resize(kBlock * hop), faints.resize(kBlock);
   for (int64_t item = from; item < until; item += items) {
     const Table<Real> own = table(g, item);
     for (int64_t first = 0; first < many * items; first += kBlock) {
@@ -610,8 +620,8 @@ void Run<Real>::link_down(const Stage& g, At s, int64_t from, int64_t until) {
       by_panels<false>(x.data(), rows.size(), depth, depth, own.ahead, n, totals.data(), padded);
       for (size_t r = 0; r < rows.size(); ++r) {
         const Row& one = rows[r];
-        const Target& target = targets[one.p - span.low];
-        const Real *above = add_other_gradients(target, s, one.item, one.p), *products = totals.data() + r * padded;
+        const Real *above = out(*targets[one.p - span.low].g, grads[0], one.item, s, one.p);
+        const Real* products = totals.data() + r * padded;
         const Lane<Real> least = all(faint<Real>(depth)), ones = all(Real(1));
         Real* to = h.data() + r * padded;
         Lane<Real> lost = {};
@@ -620,21 +630,24 @@ void Run<Real>::link_down(const Stage& g, At s, int64_t from, int64_t until) {
           lost += sum >= least ? Lane<Real>{} : up * up;
           store(to + k, sum >= least ? up / (sum >= least ? sum : ones) : Lane<Real>{}, count);
         });
-        bool has_faint = false;
-        for (int64_t j = 0; j < lanes<Real>(); ++j) has_faint |= lost[j] != 0;
+        faints[r] = false;
+        for (int64_t j = 0; j < lanes<Real>(); ++j) faints[r] |= lost[j] != 0;
+      }
+      by_panels<false>(h.data(), rows.size(), padded, n, own.back, depth, pairs.data(), hop);
+      // All that a place adds to gradients comes before what the next one adds, however places lie on threads.
+      for (size_t r = 0; r < rows.size(); ++r) {
+        Row one = rows[r];
+        const Target& target = targets[one.p - span.low];
+        const Real *above = add_other_gradients(target, s, one.item, one.p), *products = totals.data() + r * padded;
         // Products that underflow: the shares of all terms, in logs.
-        if (has_faint) {
+        if (faints[r]) {
           double level;
           const Real* done = link_values(target, s, one.item, one.p, &level);
           for (int64_t k = 0; k < n; ++k)
             if (above[k] != 0 && !(products[k] >= faint<Real>(depth)) && done[k] > kNever<Real>)
               faint_down(g, s, one, own.logs, k, above[k], level + done[k]);
         }
-        if (grads[g.slot]) keep_products(g, one.item, x.data() + r * depth, to, 0);
-      }
-      by_panels<false>(h.data(), rows.size(), padded, n, own.back, depth, pairs.data(), hop);
-      for (size_t r = 0; r < rows.size(); ++r) {
-        Row one = rows[r];
+        if (grads[g.slot]) keep_products(g, one.item, x.data() + r * depth, h.data() + r * padded, 0);
         Real* turned = pairs.data() + r * hop;
         if (g.kind != kKindPair) {
           const Real* before = x.data() + r * depth;
@@ -683,7 +696,7 @@ void Run<Real>::faint_down(const Stage& g, At s, const Row& one, const Real* log
     if (k == 0) std::fill(left.begin(), left.end(), Real(0)), std::fill(right.begin(), right.end(), Real(0));
     const Real share = above * Real(std::exp(v - known));
     left[k / c] += share, right[k % c] += share;
-    if (to) to[row_of(g, k) + column_of(g, j)] += share;
+    if (to) give(to, Line{row_of(g, k) + column_of(g, j), 0}, &share, 1);
     if (k < b * c - 1) return;
     add_rows(grads, alternatives[g.first], one.item, at.s, one.p, at.r, b, left.data());
     if (g.kind == kKindPair) add_rows(grads, alternatives[g.first + 1], one.item, at.s, one.p, at.r, c, right.data());

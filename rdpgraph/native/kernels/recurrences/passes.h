@@ -69,9 +69,9 @@ template <bool best>
 void Run<Real>::up() {
   each_stage(true, true, [&](const Stage& g, At s) {
     if (Series* one = first_of_series(g, s.s)) return series_up<best>(*one, keep_series);
-    if (g.kind == kKindSum) sum_up<best>(g, s);
+    if (g.kind == kKindSum) by_places(g, s, [&](Run& run) { run.template sum_up<best>(g, s); });
     else if (g.kind == kKindOver) over_up<best>(g, s);
-    else link_up<best>(g, s, 0, batch);
+    else by_places(g, s, [&](Run& run) { run.template link_up<best>(g, s, 0, batch); });
   });
 }
 
@@ -89,9 +89,12 @@ void Run<Real>::down() {
   const Flushed flushed;
   each_stage(false, true, [&](const Stage& g, At s) {
     if (Series* one = first_of_series(g, s.s)) return series_down(*one);
-    if (g.kind == kKindSum) sum_down(g, s);
-    else if (g.kind == kKindOver) over_down(g, s);
-    else link_down(g, s, 0, batch);
+    const int64_t parts = parts_of(g, s, true);
+    if (g.kind == kKindOver) return over_down(g, s);
+    if (parts < 2) return g.kind == kKindSum ? sum_down(g, s) : link_down(g, s, 0, batch);
+    if (g.kind == kKindSum) return by_places_in_order(g, s, parts, [&](Run& run) { run.sum_down(g, s); });
+    for (int64_t item = 0; item < batch; ++item)
+      by_places_in_order(g, s, parts, [&](Run& run) { run.link_down(g, s, item, item + 1); });
   });
   for (int64_t k = 0; k < whole.stages; ++k) write_matrix_gradient(stages[k]);
 }

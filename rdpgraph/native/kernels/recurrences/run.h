@@ -117,17 +117,48 @@ template <typename Real> struct Run {
   // Multiply-adds of an item, or so, as if every step had all places; an exponential takes as long as eight.
   double work() const {
     double sum = 0;
-    for (const Stage* g = stages; g < stages + whole.stages; ++g) {
-      const double cells = double(whole.steps) * g->widest * g->wide * g->wider * g->places * std::max<int64_t>(g->labels, 1);
-      double terms = 0;
-      // All rows of a list together are as long as the list.
-      for (const Alternative* a = alternatives + g->first; a < alternatives + g->first + g->count; ++a)
-        terms += double(a->high - a->low + 1) * double(a->high2 - a->low2 + 1) / (a->row < 0 ? 1 : whole.steps);
-      const int64_t depth = std::max<int64_t>(g->depth, 1) * std::max<int64_t>(g->depth2, 1);
-      sum += cells * terms * depth * (g->kind == kKindSum || g->kind == kKindOver ? 8 : 1);
-    }
+    for (const Stage* g = stages; g < stages + whole.stages; ++g) sum += work_of(*g);
     return sum;
   }
+  double work_of(const Stage& g) const {
+    const double cells = double(whole.steps) * g.widest * g.wide * g.wider * g.places * std::max<int64_t>(g.labels, 1);
+    double terms = 0;
+    // All rows of a list together are as long as the list.
+    for (const Alternative* a = alternatives + g.first; a < alternatives + g.first + g.count; ++a)
+      terms += double(a->high - a->low + 1) * double(a->high2 - a->low2 + 1) / (a->row < 0 ? 1 : whole.steps);
+    const int64_t depth = std::max<int64_t>(g.depth, 1) * std::max<int64_t>(g.depth2, 1);
+    return cells * terms * depth * (g.kind == kKindSum || g.kind == kKindOver ? 8 : 1);
+  }
+
+  // ---- places over threads (places.h) ----
+
+  std::vector<Run*> helpers;  // runs of other threads that have the items of this one
+  bool helps = false;         // whether this is one of them, so that matrices are prepared by the leader
+  bool divides = false;       // whether places are divided, as of a batch of few items
+  static constexpr Span kEverywhere{0, std::numeric_limits<int64_t>::max()};
+  Span mine = kEverywhere;    // the places of a step that this run works on
+  // Numbers to be added to gradients, after those of the places before: a line of an array, or, without one, a row to
+  // be kept for the gradient of a matrix, of the item `to.at`.
+  struct Later { Real* target; Line to; int64_t count, from; };
+  bool waits = false;         // whether additions wait
+  std::vector<Later> later;
+  std::vector<Real> numbers_later;
+  void wait(Real* target, const Line& to, const Real* from, int64_t count) {
+    later.push_back({target, to, count, int64_t(numbers_later.size())});
+    numbers_later.insert(numbers_later.end(), from, from + count);
+  }
+  void give(Real* target, const Line& to, const Real* from, int64_t count) {
+    waits ? wait(target, to, from, count) : add_to(target, to, from, count);
+  }
+  double work_of_place(const Stage& g, At s, int64_t p) const;
+  int64_t parts_of(const Stage& g, At s, bool down) const;
+  template <typename Visit> void each_part(const Stage& g, At s, int64_t parts, Visit visit);
+  template <typename Visit> void by_places(const Stage& g, At s, Visit visit);
+  template <typename Visit> void by_places_in_order(const Stage& g, At s, int64_t parts, Visit visit);
+  double gain_of(int64_t threads) const;
+
+  // ---- where programs say ----
+
   static int64_t value(const Form& f, At s, int64_t p, int64_t r) {
     return f.c + f.s * s.s + f.o * s.o + f.q * s.q + f.u * s.u + f.w * s.w + f.p * p + f.r * r;
   }
@@ -233,7 +264,11 @@ template <typename Real> struct Run {
     for (int64_t item = 0; item < batch; ++item) if (is_needed(g, item, s)) return true;
     return false;
   }
-  Span defined(const Stage& g, At s) const { return places(g.bound, g.bounds, s, 0, {0, g.places - 1}); }
+  // The places of a stage at a step, of which this run has some.
+  Span defined(const Stage& g, At s) const {
+    const Span span = places(g.bound, g.bounds, s, 0, {0, g.places - 1});
+    return {std::max(span.low, mine.low), std::min(span.high, mine.high)};
+  }
   Real* out(const Stage& g, Real* all, int64_t item, At s, int64_t p) const {
     return all + item * g.item + value(g.out, s, p, 0);
   }
@@ -370,9 +405,9 @@ template <typename Real> struct Run {
   }
   // Adds numbers to those of some arrays, such as gradients, of all that an alternative reads.
   void add_rows(Real* const* to, const Alternative& a, int64_t item, At s, int64_t p, int64_t r, int64_t depth,
-                const Real* from) const {
+                const Real* from) {
     for (const Factor* f = factors + a.first; f < factors + a.first + a.count; ++f)
-      if (to[f->slot]) add_to(to[f->slot], line_of(*f, item, s, p, r), from, depth);
+      if (to[f->slot]) give(to[f->slot], line_of(*f, item, s, p, r), from, depth);
   }
   // Likewise rows of labels, or of pairs of them, of all `splits`.
   void add_splits(Real* const* to, const Stage& g, int64_t item, int64_t p, const Real* from);
@@ -390,7 +425,7 @@ template <typename Real> struct Run {
   // Whether this run prepares the matrix of a stage, for other runs, too, if all items share it.
   bool prepares(const Stage& g) const { return g.slot >= 0 && g.fixed && (g.table_item || leader == this); }
   const std::vector<Real>& prepared_of(const Stage& g, int64_t more) const {
-    return (g.table_item ? this : leader)->prepared[&g - stages + more];
+    return (g.table_item && !helps ? this : leader)->prepared[&g - stages + more];
   }
   Table<Real> table(const Stage& g, int64_t item) const {
     Real* start = const_cast<Real*>(prepared_of(g, 0).data()) + (g.table_item ? item : 0) * prepared_size(g);
@@ -400,6 +435,7 @@ template <typename Real> struct Run {
   template <bool best> void prepare(const Stage& g, bool down);
   template <bool best> static void by_panels(const Real* left, int64_t rows, int64_t stride, int64_t depth, const Real* panels, int64_t columns, Real* result, int64_t hop);
   struct Row { int64_t item, p; double level, top; };
+  std::vector<char> faints;  // of rows: whether products have lost what has a gradient
   std::vector<Split> splits;
   std::vector<Row> rows;
   template <bool best> void prepare_rows(const Stage& g, At s, Span span, int64_t item, int64_t first, int64_t most);

@@ -5,7 +5,7 @@
 
 #pragma once
 
-#include "run.h"
+#include "places.h"
 
 namespace {
 
@@ -316,7 +316,7 @@ void Run<Real>::sum_down(const Stage& g, At s) {
         const int64_t size = one.high - one.low + 1;
         const Real* row = entries.size() > 1 ? terms.data() + (&one - entries.data()) * count : grad + one.low;
         for (const Part* f = factors_of.data() + one.first; f < factors_of.data() + one.first + one.count; ++f) {
-          if (grads[f->f->slot]) add_to(grads[f->f->slot], line_of(*f, item), row, size);
+          if (grads[f->f->slot]) give(grads[f->f->slot], line_of(*f, item), row, size);
         }
       }
     }

@@ -1,4 +1,5 @@
-// The runs of a batch: one for each thread, with a range of the items, which are independent.
+// The runs of a batch: one for each thread, with a range of the items, which are independent; or, of few items, one
+// with all of them, and others that help it with the places of a step.
 
 #pragma once
 
@@ -23,12 +24,15 @@ template <typename Real> struct Team {
   std::vector<Slots> given, below, said, other;  // of each run: inputs, gradients, moves, and others
   std::vector<std::vector<std::vector<Real>>> own;  // of each run and slot
   bool unsound = false;
+  bool shared = false;  // whether all runs but the first one are its helpers
 
-  int64_t first_of(int64_t k) const { return batch * k / int64_t(runs.size()); }
+  // How many runs have items of their own.
+  int64_t owners() const { return shared ? 1 : int64_t(runs.size()); }
+  int64_t first_of(int64_t k) const { return batch * k / owners(); }
 
   // Calls for each run with its number, in a thread of its own.
   template <typename Each> void each_run(Each each) {
-    const int64_t many = runs.size();
+    const int64_t many = owners();
 #pragma omp parallel for num_threads(many) schedule(static, 1) if (many > 1)
     for (int64_t k = 0; k < many; ++k) each(*runs[k], k);
   }
@@ -51,7 +55,8 @@ template <typename Real> struct Team {
   // Gives every run its items.
   void take(Real* const* data) {
     given.resize(runs.size());
-    for (size_t k = 0; k < runs.size(); ++k) take(k, data, first_of(k), first_of(k + 1) - first_of(k));
+    for (int64_t k = 0; k < owners(); ++k) take(k, data, first_of(k), first_of(k + 1) - first_of(k));
+    for (size_t k = owners(); k < runs.size(); ++k) take(k, data, 0, batch);
   }
 
   // Notes whether an input has a NaN or +inf, which no answer is made of.
@@ -67,9 +72,15 @@ template <typename Real> struct Team {
   }
 
   template <bool best> void up(Real* const* data, int64_t threads, bool keep) {
-    if (int64_t(runs.size()) != threads) runs.clear();
-    while (int64_t(runs.size()) < threads)
-      runs.emplace_back(new Run<Real>(records, runs.empty() ? nullptr : runs[0].get()));
+    if (runs.empty()) runs.emplace_back(new Run<Real>(records, nullptr));
+    shared = batch <= kFewItems && threads > batch && runs[0]->gain_of(threads) > double(batch);
+    if (!shared) threads = std::min(threads, std::max<int64_t>(batch, 1));
+    runs.resize(std::min<int64_t>(runs.size(), threads)), runs[0]->helpers.clear();
+    while (int64_t(runs.size()) < threads) runs.emplace_back(new Run<Real>(records, runs[0].get()));
+    for (int64_t k = 0; k < threads; ++k) {
+      runs[k]->divides = batch <= kFewItems, runs[k]->helps = shared && k, runs[k]->is_far = false;
+      if (shared && k) runs[0]->helpers.push_back(runs[k].get());
+    }
     check(data), take(data);
     runs[0]->template prepare_up<best>();
     each_run([&](Run<Real>& run, int64_t k) {
@@ -87,17 +98,18 @@ template <typename Real> struct Team {
   // Gives every run its items of arrays that are added to, as `field`; an input that items share has one for each
   // run, which `gather` adds up, run by run, in the order of items.
   void spread(std::vector<Slots>& moved, Real* const* to, Real* const* Run<Real>::*field) {
-    own.assign(runs.size(), std::vector<std::vector<Real>>(slots + 1)), moved.resize(runs.size());
-    for (size_t k = 0; k < runs.size(); ++k) {
+    own.assign(owners(), std::vector<std::vector<Real>>(slots + 1)), moved.resize(owners());
+    for (size_t k = 0; k < own.size(); ++k) {
       move(moved[k], to, strides, first_of(k));
       for (int64_t slot = 1; k && slot <= slots; ++slot)
         if (to[slot] && !strides[slot])
           own[k][slot].assign(counts[slot - 1], Real(0)), moved[k][slot] = own[k][slot].data();
       (*runs[k]).*field = moved[k].data();
     }
+    for (size_t k = own.size(); k < runs.size(); ++k) (*runs[k]).*field = moved[0].data();
   }
   void gather(Real* const* to) {
-    for (size_t k = 1; k < runs.size(); ++k)
+    for (size_t k = 1; k < own.size(); ++k)
       for (int64_t slot = 1; slot <= slots; ++slot)
         for (size_t j = 0; j < own[k][slot].size(); ++j) to[slot][j] += own[k][slot][j];
     own.clear();
@@ -126,8 +138,8 @@ template <typename Real> struct Team {
 
   void along(Real* const* data, Real* const* moves) {
     take(data);
-    said.resize(runs.size());
-    for (size_t k = 0; k < runs.size(); ++k) {
+    said.resize(owners());
+    for (size_t k = 0; k < said.size(); ++k) {
       move(said[k], moves, strides, first_of(k));
       runs[k]->moves = said[k].data();
     }
