@@ -185,10 +185,12 @@ def small(route):
     """A structure whose configurations are few."""
     if route == "hypertree":
         return rg.Hypertree(routes.fixed(2, 2, 2), rg.trees.DenseRules(routes.fixed(2, 2, 2)))
+    if route == "matching":
+        return rg.Matching(routes.fixed(2, 3))
     return routes.declared(route, routes.weights().detach())
 
 
-STRUCTURES = ["chain", "chain of low rank", "semi-Markov", "hypertree", "projective",
+STRUCTURES = ["chain", "chain of low rank", "matching", "semi-Markov", "hypertree", "projective",
               "non-projective"]  # fmt: skip
 
 
