@@ -91,16 +91,6 @@ def column(weights: Tensor, generator: torch.Generator | None) -> Tensor:
     return index.clamp_(max=sums.shape[1] - 1)
 
 
-def drawn_between(
-    sums: Tensor, start: Tensor, stop: Tensor, generator: torch.Generator | None
-) -> Tensor:
-    """(n,) a place in start..stop - 1, drawn by running sums of weights."""
-    low = torch.where(start > 0, sums[start - 1], 0.0)
-    target = low + uniform(low.shape, low.device, generator, low.dtype) * (sums[stop - 1] - low)
-    place = torch.searchsorted(sums, target, right=True)
-    return torch.minimum(torch.maximum(place, start), stop - 1)
-
-
 def checked_temperature(temperature: float) -> None:
     """Check that a temperature is positive and finite."""
     if not is_real(temperature) or not 0 < temperature < math.inf:
