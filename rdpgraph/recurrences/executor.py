@@ -656,7 +656,7 @@ def states(
         count: how many draws of each item; None: the best derivation.
         generator: of the draws.
         noise: (draws, items, *sites, width), to be added to the entries of the input where they are
-            chosen; the largest sums are taken. Along a series of links alone.
+            chosen; the largest sums are taken. Where one label is chosen at a time, as in chains.
     """
     run, items, draws = up.lease.run, len(up.value), 1 if count is None else count
     seed = 0 if count is None or noise is not None else _seed(generator)

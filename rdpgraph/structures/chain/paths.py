@@ -169,7 +169,7 @@ def relaxed_by(
     count = noise.shape[0]
     messages = recursion.forward(unary, transition, lengths)
     with torch.no_grad():
-        if isinstance(transition, Tensor) and rules.is_series(unary, transition):
+        if isinstance(transition, Tensor) and rules.takes_noise(unary, transition):
             states = rules.perturbed(unary, transition, lengths, noise)
         else:
             states = traceback(messages, transition, lengths, count=count, noise=held(noise))

@@ -278,10 +278,9 @@ def draw(
     return executor.states(up, 0, count, generator)
 
 
-def is_series(unary: Unary, transition: Transition | Steps) -> bool:
-    """Return whether `perturbed` serves: one table for all steps, of three sites or more."""
-    one = isinstance(transition, Tensor) and transition.ndim == 2
-    return one and unary.shape[1] > 2 and serves(unary, transition)
+def takes_noise(unary: Unary, transition: Transition | Steps) -> bool:
+    """Return whether `perturbed` serves: tables for one or all steps, of three sites or more."""
+    return isinstance(transition, Tensor) and unary.shape[1] > 2 and serves(unary, transition)
 
 
 def perturbed(unary: Unary, transition: Transition, lengths: Lengths, noise: Tensor) -> Paths:

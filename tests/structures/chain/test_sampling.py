@@ -305,3 +305,17 @@ def test_straight_through_is_hard_forwards_and_relaxed_backwards():
     (expected,) = torch.autograd.grad((soft * weights).sum(), logits)
     assert_close(got, expected)
     assert straight_through(torch.zeros(2, 0, 3)).shape == (2, 0, 3)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("steps", ["one table", "a table of each step"])
+def test_relaxed_draws_of_compiled_code_are_those_of_torch(kind, steps, by_torch):
+    unary, transition, lengths, *_ = chains(kind, states=4, total=6)
+    if steps == "a table of each step" and transition.ndim == 2:
+        transition = transition + gumbel((len(unary), 5, 4, 4), 11)
+    model = chain_of(unary, transition, lengths)
+
+    def asked():
+        return model.rsample(5, temperature=0.5, generator=seeded(12))
+
+    assert_close(asked(), by_torch(asked))

@@ -107,15 +107,24 @@ void Run<Real>::shake(const Series& one, int64_t step) {
   for (size_t k = 0; k < line.size(); ++k) line[k] += own[k];
 }
 
-// The same where a sum over labels reads a row of a series, as a goal does.
+// The same where a sum over labels, as a goal, or a link reads a row of a table: what is added to the input that the
+// table's only rule there reads.
 template <typename Real>
 void Run<Real>::shake(const Cell& cell, int64_t item) {
   int64_t at = -1;
   each_read(cell, item, 0, true, [&](int64_t slot, int64_t place) { if (!slot) at = place; });
   if (at < 0) return;
   const Cell first = cell_at(at);
-  for (const Series& one : series)
-    if (stages + one.into == first.g) shake(one, first.s.s);
+  if (const Series* one = series_of(*first.g, first.s.s)) return shake(*one, first.s.s);
+  if (first.g->kind != kKindSum) return;
+  find_ways(*first.g, item, first.s, first.p);
+  if (ways.size() != 1) return;
+  const Way& way = ways[0];
+  for (const Factor *f = factors + way.a->first, *end = f + way.a->count; f < end; ++f) {
+    if (f->slot != noisy) continue;
+    const Line own = line_of(*f, item, way.at.s, first.p, way.at.r);
+    for (size_t k = 0; k < line.size(); ++k) line[k] += noise[own(k) - item * f->item];
+  }
 }
 
 // Goes back along a series from a label to that before it, which is returned.
@@ -322,7 +331,7 @@ void Run<Real>::descend_once(int64_t item, std::vector<int64_t>& waiting, bool b
   int64_t term = !is_pair ? -1 : best ? choose_pair<true>(cell, item) : choose_pair<false>(cell, item);
   if (term < 0) {
     expand(cell, item);
-    if (noise && cell.g->kind == kKindOver) shake(cell, item);
+    if (noise && (cell.g->kind == kKindOver || cell.g->kind == kKindLink)) shake(cell, item);
     term = pick(best || noise);
   }
   each_read(cell, item, term, true, reach);

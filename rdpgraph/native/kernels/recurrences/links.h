@@ -60,14 +60,19 @@ void Run<Real>::prepare(const Stage& g, bool down) {
     const int64_t last = n / wide * wide;  // the panel that is not full, if there is one
     if (last < n) std::fill(t.ahead + last * depth, t.ahead + (last + wide) * depth, best ? kNever<Real> : Real(0));
     if (g.column == 1 && g.labels2 == 1) {
-      for (int64_t k = 0; k < depth; ++k) {
-        const Real* from = t.logs + row_of(g, k);
-        by_lanes<Real>(n, [&](int64_t j, auto left) {
-          const Lane<Real> one = load(from + j, left), most = load(t.peaks + j, left);
-          store(t.ahead + (j / wide * depth + k) * wide + j % wide, one, left);
-          store(t.peaks + j, one > most ? one : most, left);
-        });
-      }
+      // Blocks of rows, so that few pages are read and written by turns.
+      for (int64_t start = 0; start < depth; start += kBlock)
+        for (int64_t first = 0; first < n; first += wide) {
+          Real *to = t.ahead + first * depth, *peaks = t.peaks + first;
+          for (int64_t k = start; k < std::min(depth, start + kBlock); ++k) {
+            const Real* from = t.logs + row_of(g, k) + first;
+            by_lanes<Real>(std::min(wide, n - first), [&](int64_t j, auto left) {
+              const Lane<Real> one = load(from + j, left), most = load(peaks + j, left);
+              store(to + k * wide + j, one, left);
+              store(peaks + j, one > most ? one : most, left);
+            });
+          }
+        }
     } else for (int64_t j = 0; j < n; ++j) {
       const Real* from = t.logs + column_of(g, j);
       for (int64_t k = 0; k < depth; ++k) {
@@ -588,14 +593,15 @@ void Run<Real>::write_matrix_gradient(const Stage& g) {
     const Table<Real> t = table(g, item);
     const Real* sums = own.sums.data() + item * depth * panels_of(n, wide) * wide;
     Real* to = grads[g.slot] + g.table.c + item * g.table_item;
-    for (int64_t k = 0; k < depth; ++k)
-      for (int64_t first = 0; first < n; first += wide) {
-        const int64_t at = (first / wide * depth + k) * wide, some = std::min(wide, n - first);
-        if (g.column == 1 && g.labels2 == 1) {
-          Real* row = to + row_of(g, k) + first;
-          for (int64_t j = 0; j < some; ++j) row[j] += t.ahead[at + j] * sums[at + j];
-        } else for (int64_t j = 0; j < some; ++j) to[row_of(g, k) + column_of(g, first + j)] += t.ahead[at + j] * sums[at + j];
-      }
+    for (int64_t start = 0; start < depth; start += kBlock)
+      for (int64_t first = 0; first < n; first += wide)
+        for (int64_t k = start; k < std::min(depth, start + kBlock); ++k) {
+          const int64_t at = (first / wide * depth + k) * wide, some = std::min(wide, n - first);
+          if (g.column == 1 && g.labels2 == 1) {
+            Real* row = to + row_of(g, k) + first;
+            for (int64_t j = 0; j < some; ++j) row[j] += t.ahead[at + j] * sums[at + j];
+          } else for (int64_t j = 0; j < some; ++j) to[row_of(g, k) + column_of(g, first + j)] += t.ahead[at + j] * sums[at + j];
+        }
   }
 }
 

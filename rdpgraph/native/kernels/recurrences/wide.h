@@ -32,11 +32,17 @@ void Run<Real>::wide_sums(Series& one, int64_t item, int64_t together, bool keep
   const Real peak = largest(t.peaks, n);
   // Columns in which nothing is possible are no reason to sum in logs.
   std::vector<Real> before(together * hop), after(together * hop), limits(hop, Real(0)), room;
-  for (int64_t first = 0; first < n; first += width<Real>())
-    for (int64_t i = 0; i < n; ++i) {
+  for (int64_t first = 0; first < n; first += width<Real>()) {
+    bool lacks = true;  // whether some column has no term above 0 so far
+    for (int64_t i = 0; i < n && lacks; ++i) {
       const Real* from = t.ahead + first * n + i * width<Real>();
-      for (int64_t j = 0; j < width<Real>(); ++j) limits[first + j] = std::max(limits[first + j], from[j]);
+      lacks = false;
+      for (int64_t j = 0; j < width<Real>(); ++j) {
+        limits[first + j] = std::max(limits[first + j], from[j]);
+        lacks |= first + j < n && !(limits[first + j] > 0);
+      }
     }
+  }
   for (Real& limit : limits) limit = limit > 0 ? low : Real(0);
   std::vector<Part> parts(together);
   for (int64_t at = 0; at < many; ++at) {
