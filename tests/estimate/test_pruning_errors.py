@@ -48,7 +48,7 @@ def runs_of(posterior):
 
 @pytest.mark.long
 @pytest.mark.parametrize(
-    ("model", "chains"), [(hypertree(5, 1), 64), (chain(), 64), (segments(5, 2), 256)]
+    ("model", "chains"), [(hypertree(5, 1), 64), (chain(), 64), (segments(5, 2), 1024)]
 )
 def test_squared_errors_fall_as_one_over_the_sweeps(model, chains):
     (exact, asked), generator = exact_answers(model), seeded()
