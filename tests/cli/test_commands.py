@@ -402,7 +402,7 @@ def test_printing_an_answer_begins_no_log_z_that_was_left_out(tmp_path):
     ]
     rg.write(rg.FactorGraph(blocks), tmp_path / "grid.uai")
     told = list[object]()
-    scheduler = rg.Auto(memory=5000, seconds=0.5, progress=told.append)
+    scheduler = rg.Auto(memory=5000, seconds=2.0, progress=told.append)
     known = rg.infer(rg.read(tmp_path / "grid.uai"), scheduler)
     answered = answers.answer(known, Task.MAP, [], until=-math.inf)
     answers.as_text(answered, Format.JSON)

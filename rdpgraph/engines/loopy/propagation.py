@@ -225,7 +225,7 @@ def _propagate_together(equations: Equations, messages: Messages, limits: Limits
 
 def _sweeps_at_once(limits: Limits, number: int, operations: float) -> int:
     """Return how many sweeps of so many operations may follow ``number`` without a look at them."""
-    if limits.progress is not None or limits.seconds is not None:
+    if limits.progress is not None or limits.seconds is not None or clock.stopped():
         return 1
     left = effort.UNDAMPED_SWEEPS - number % effort.UNDAMPED_SWEEPS
     if limits.read is None and not (limits.settling and number < effort.UNDAMPED_SWEEPS):

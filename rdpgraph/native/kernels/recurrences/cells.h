@@ -60,7 +60,7 @@ void Run<Real>::expand(const Cell& cell, int64_t item) {
     for (size_t k = 0; k < ways.size(); ++k) {
       const Way& way = ways[k];
       double sum = 0;
-      for (const Factor* f = factors + way.a->first; f < factors + way.a->first + way.a->count; ++f) {
+      for (const FactorRecord* f = factors + way.a->first; f < factors + way.a->first + way.a->count; ++f) {
         const Line from = line_of(*f, item, way.at.s, cell.p, way.at.r);
         sum += data[f->slot][from(cell.v)] + (from.levels ? from.levels[cell.v * from.level_hop] : 0);
       }
@@ -109,12 +109,12 @@ void Run<Real>::each_read(const Cell& cell, int64_t item, int64_t term, bool kno
     const Stage& link = stages[one->link];
     reach(0, value(g.out, At{cell.s.s - 1}, 0, 0) + term);
     reach(link.slot, link.table.c + term * link.row + cell.v * link.column);
-    for (const Factor *f = factors + one->own->first, *end = f + one->own->count; f < end; ++f)
+    for (const FactorRecord *f = factors + one->own->first, *end = f + one->own->count; f < end; ++f)
       if (f->link < 0) reach(f->slot, line_of(*f, item, cell.s, 0, 0)(cell.v) - item * f->item);
     return;
   }
   const auto spread = [&](const Alternative& a, const Split& at, int64_t label) {
-    for (const Factor* f = factors + a.first; f < factors + a.first + a.count; ++f)
+    for (const FactorRecord* f = factors + a.first; f < factors + a.first + a.count; ++f)
       reach(f->slot, line_of(*f, item, at.s, cell.p, at.r)(label) - item * f->item);
   };
   if (g.kind == kKindSum) {

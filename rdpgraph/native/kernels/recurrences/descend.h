@@ -101,7 +101,7 @@ int64_t Run<Real>::label_before(const Series& one, int64_t item, int64_t step, i
 // Adds the noise of a step to the logs of the labels that one of is chosen there.
 template <typename Real>
 void Run<Real>::shake(const Series& one, int64_t step) {
-  const Factor* f = other_of(one);
+  const FactorRecord* f = other_of(one);
   if (!f || f->slot != noisy) return;
   const Real* own = noise + f->at.c + step * f->at.s;
   for (size_t k = 0; k < line.size(); ++k) line[k] += own[k];
@@ -120,7 +120,7 @@ void Run<Real>::shake(const Cell& cell, int64_t item) {
   find_ways(*first.g, item, first.s, first.p);
   if (ways.size() != 1) return;
   const Way& way = ways[0];
-  for (const Factor *f = factors + way.a->first, *end = f + way.a->count; f < end; ++f) {
+  for (const FactorRecord *f = factors + way.a->first, *end = f + way.a->count; f < end; ++f) {
     if (f->slot != noisy) continue;
     const Line own = line_of(*f, item, way.at.s, first.p, way.at.r);
     for (size_t k = 0; k < line.size(); ++k) line[k] += noise[own(k) - item * f->item];
@@ -135,7 +135,7 @@ int64_t Run<Real>::descend_series(const Series& one, int64_t item, int64_t step,
   for (; step >= one.first; --step) {
     const int64_t k = label_before(one, item, step, v, best);
     visit(g.slot, g.table.c + k * g.row + v * g.column);
-    for (const Factor *f = factors + one.own->first, *end = f + one.own->count; f < end; ++f)
+    for (const FactorRecord *f = factors + one.own->first, *end = f + one.own->count; f < end; ++f)
       if (f->link < 0) visit(f->slot, line_of(*f, item, At{step}, 0, 0)(v) - item * f->item);
     v = k;
   }
@@ -296,7 +296,7 @@ void Run<Real>::splits_of(const Cell& cell, int64_t item, int64_t k) {
     double sum = 0;
     for (int side = 0; side < 2; ++side) {
       const Alternative& a = alternatives[g.first + side];
-      for (const Factor* f = factors + a.first; f < factors + a.first + a.count; ++f) {
+      for (const FactorRecord* f = factors + a.first; f < factors + a.first + a.count; ++f) {
         const Line from = line_of(*f, item, splits[r].s, cell.p, splits[r].r);
         sum += data[f->slot][from(labels[side])] + (from.levels ? from.levels[labels[side] * from.level_hop] : 0);
       }

@@ -17,7 +17,7 @@ double Run<Real>::row(const Alternative& a, int64_t item, At s, int64_t p, int64
   Real more = 0;
   double known = 0;
   bool none = true;
-  for (const Factor* f = factors + a.first; f < factors + a.first + a.count; ++f) {
+  for (const FactorRecord* f = factors + a.first; f < factors + a.first + a.count; ++f) {
     const Real* source = data[f->slot];
     const Line from = line_of(*f, item, s, p, r);
     const double own = level(from, source, depth);
@@ -145,11 +145,11 @@ bool Run<Real>::prepare_splits(const Stage& g, At s, Row& one) {
   std::fill(z.begin(), z.end(), kNever<Real>);
   double most = -INFINITY;
   // A part that is one row of a table moves by a stride from one split to the next.
-  const Factor* const single[] = {single_row(left), single_row(right)};
+  const FactorRecord* const single[] = {single_row(left), single_row(right)};
   Line lines[2];
   const auto read = [&](int side, int64_t k, int64_t depth, Real* to) {
     const Alternative& a = side ? right : left;
-    const Factor* f = single[side];
+    const FactorRecord* f = single[side];
     const Split& at = splits[k];
     if (!f) return row(a, one.item, at.s, one.p, at.r, depth, to);
     Line& line = lines[side];

@@ -177,7 +177,7 @@ void Run<Real>::series_maxima(Series& one) {
     if (any) raise(loss, back.data(), 1, n);
     const Real top = largest(loss, n);
     if (!(any = top > kNever<Real>)) continue;
-    for (const Factor *f = factors + one.own->first, *end = f + one.own->count; f < end; ++f)
+    for (const FactorRecord *f = factors + one.own->first, *end = f + one.own->count; f < end; ++f)
       if (f->link < 0 && losses[f->slot]) raise(losses[f->slot], line_of(*f, 0, At{s}, 0, 0), loss, n);
     const Real *done = out(to, data[0], 0, At{s}, 0), *before = out(to, data[0], 0, At{s - 1}, 0);
     const Real* given = others_at(one, 0, s, room);

@@ -28,7 +28,7 @@ struct Look {
   int64_t level;
 };
 
-struct Factor {
+struct FactorRecord {
   Form at;
   Form level;
   int64_t slot;
@@ -107,6 +107,6 @@ struct Whole {
 };
 
 // The bytes of each record, which `record_bytes` of a library returns.
-constexpr int64_t kRecordBytes[] = {sizeof(Form), sizeof(Look), sizeof(Factor), sizeof(Alternative), sizeof(Stage), sizeof(Whole)};
+constexpr int64_t kRecordBytes[] = {sizeof(Form), sizeof(Look), sizeof(FactorRecord), sizeof(Alternative), sizeof(Stage), sizeof(Whole)};
 
 }  // namespace

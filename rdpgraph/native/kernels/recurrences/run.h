@@ -85,7 +85,7 @@ template <typename Real> struct Run {
   const Whole& whole;
   const Stage* stages;
   const Alternative* alternatives;
-  const Factor* factors;
+  const FactorRecord* factors;
   const Look* looks;
   const Form* forms;
   const Run* const leader;  // that has prepared what items share; itself, or another thread's run
@@ -108,7 +108,7 @@ template <typename Real> struct Run {
       : whole(*reinterpret_cast<const Whole*>(records)),
         stages(reinterpret_cast<const Stage*>(&whole + 1)),
         alternatives(reinterpret_cast<const Alternative*>(stages + whole.stages)),
-        factors(reinterpret_cast<const Factor*>(alternatives + whole.alternatives)),
+        factors(reinterpret_cast<const FactorRecord*>(alternatives + whole.alternatives)),
         looks(reinterpret_cast<const Look*>(factors + whole.factors)),
         forms(reinterpret_cast<const Form*>(looks + whole.looks)),
         leader(leader ? leader : this), prepared(3 * whole.stages) {
@@ -231,7 +231,7 @@ template <typename Real> struct Run {
     return sum;
   }
   // The entries of a factor for all labels.
-  Line line_of(const Factor& f, int64_t item, At s, int64_t p, int64_t r) const {
+  Line line_of(const FactorRecord& f, int64_t item, At s, int64_t p, int64_t r) const {
     Line to{value(f.at, s, p, r) + item * f.item, f.hop};
     if (f.level_item >= 0)
       to.levels = levels + item * f.level_item + value(f.level, s, p, r), to.level_hop = f.level_hop;
@@ -315,7 +315,7 @@ template <typename Real> struct Run {
   // An alternative of a sum at a place, or for the places from `low` to `high`, with its factors for item 0, but for
   // the lists that are read there.
   struct Part {
-    const Factor* f;
+    const FactorRecord* f;
     int64_t at, level, hop, level_hop, looks;
     const Look* from[kLooks];  // those of its looks that say another place for each item
     int64_t looked[kLooks], apart[kLooks];
@@ -399,14 +399,14 @@ template <typename Real> struct Run {
 
   double row(const Alternative& a, int64_t item, At s, int64_t p, int64_t r, int64_t depth, Real* to) const;
   // The factor of an alternative that is one row of a table, side by side and of one level; null: it is not.
-  const Factor* single_row(const Alternative& a) const {
-    const Factor* f = factors + a.first;
+  const FactorRecord* single_row(const Alternative& a) const {
+    const FactorRecord* f = factors + a.first;
     return a.count == 1 && !f->slot && f->hop == 1 && !f->looks && !f->level_hop && f->level_item >= 0 ? f : nullptr;
   }
   // Adds numbers to those of some arrays, such as gradients, of all that an alternative reads.
   void add_rows(Real* const* to, const Alternative& a, int64_t item, At s, int64_t p, int64_t r, int64_t depth,
                 const Real* from) {
-    for (const Factor* f = factors + a.first; f < factors + a.first + a.count; ++f)
+    for (const FactorRecord* f = factors + a.first; f < factors + a.first + a.count; ++f)
       if (to[f->slot]) give(to[f->slot], line_of(*f, item, s, p, r), from, depth);
   }
   // Likewise rows of labels, or of pairs of them, of all `splits`.
@@ -513,7 +513,7 @@ template <typename Real> struct Run {
   Span steps_of(int64_t bound, int64_t bounds, Span span, bool strict) const;
   void find_series();
   bool is_narrow(const Series& one) const;
-  const Factor* other_of(const Series& one) const;
+  const FactorRecord* other_of(const Series& one) const;
   template <int K> void read_others(const Series& one, int64_t item, int64_t s, Lanes<Real, K>& to, int64_t left);
   template <int K, int P> void series_sums(Series& one, int64_t item, bool keep);
   template <int K, int P> void series_best(Series& one, int64_t item);
@@ -554,7 +554,7 @@ template <typename Real> struct Run {
   // The sum of what the factors of an alternative say, for each label.
   void row_along(const Alternative& a, int64_t item, At s, int64_t p, int64_t r, int64_t depth, Real* to) const {
     std::fill(to, to + depth, Real(0));
-    for (const Factor* f = factors + a.first; f < factors + a.first + a.count; ++f)
+    for (const FactorRecord* f = factors + a.first; f < factors + a.first + a.count; ++f)
       if (moves[f->slot]) add_moves(to, moves[f->slot], line_of(*f, item, s, p, r), depth);
   }
   // Likewise for all `splits`, pairs of labels among them.
@@ -600,7 +600,7 @@ template <typename Real> struct Run {
     for (int64_t k = 0; k < count; ++k) raise(to + line(k), from + k, 1, 1);
   }
   void row_raise(const Alternative& a, At s, int64_t p, int64_t r, int64_t depth, const Real* from) const {
-    for (const Factor* f = factors + a.first; f < factors + a.first + a.count; ++f)
+    for (const FactorRecord* f = factors + a.first; f < factors + a.first + a.count; ++f)
       if (losses[f->slot]) raise(losses[f->slot], line_of(*f, 0, s, p, r), from, depth);
   }
   std::vector<std::vector<Real>> plain;  // the matrices of pairs, by stage

@@ -105,7 +105,7 @@ void Run<Real>::find_series() {
     if (g.kind != kKindLink || g.into < 0 || !g.fixed || g.count != 1 || g.depth != g.labels || g.labels2 > 1) continue;
     const Stage& to = stages[g.into];
     const Alternative& link = alternatives[g.first];
-    const Factor& from = factors[link.first];
+    const FactorRecord& from = factors[link.first];
     if (g.places != 1 || g.wide != 1 || g.wider != 1 || g.widest != 1 || to.places != 1 || to.last || link.loops) continue;
     if (link.count != 1 || from.slot || from.looks || from.hop != 1 || from.level_hop || from.link >= 0) continue;
     if (from.at.s != to.out.s || from.at.c != to.out.c - to.out.s || from.level.s != to.level.s ||
@@ -117,10 +117,10 @@ void Run<Real>::find_series() {
     bool plain = true;
     for (const Alternative* a = alternatives + to.first; a < alternatives + to.first + to.count; ++a) {
       bool reads = false;
-      for (const Factor* f = factors + a->first; f < factors + a->first + a->count; ++f) reads |= f->link == k;
+      for (const FactorRecord* f = factors + a->first; f < factors + a->first + a->count; ++f) reads |= f->link == k;
       if (!reads) continue;
       plain &= !own && !a->loops, own = a;
-      for (const Factor* f = factors + a->first; f < factors + a->first + a->count; ++f) plain &= f->link == k || f->slot > 0;
+      for (const FactorRecord* f = factors + a->first; f < factors + a->first + a->count; ++f) plain &= f->link == k || f->slot > 0;
       span = steps_of(a->bound, a->bounds, span, true);
     }
     if (!own || !plain) continue;
@@ -143,8 +143,8 @@ bool Run<Real>::is_narrow(const Series& one) const { return stages[one.link].lab
 
 // The input that a link of a series is multiplied by, if it is one that is read as it lies; or null.
 template <typename Real>
-const Factor* Run<Real>::other_of(const Series& one) const {
-  const Factor* f = factors + one.own->first;
+const FactorRecord* Run<Real>::other_of(const Series& one) const {
+  const FactorRecord* f = factors + one.own->first;
   if (one.own->count != 2) return nullptr;
   if (f->link >= 0) ++f;
   return f->hop == 1 && !f->looks ? f : nullptr;
@@ -155,7 +155,7 @@ template <typename Real>
 template <int K>
 void Run<Real>::read_others(const Series& one, int64_t item, int64_t s, Lanes<Real, K>& to, int64_t left) {
   alignas(64) Real row[K * lanes<Real>()] = {};
-  for (const Factor *f = factors + one.own->first, *end = f + one.own->count; f < end; ++f)
+  for (const FactorRecord *f = factors + one.own->first, *end = f + one.own->count; f < end; ++f)
     if (f->link < 0) add(row, data[f->slot], line_of(*f, item, At{s}, 0, 0), 0, 0, stages[one.link].labels);
   to.read(row, left);
 }
@@ -198,7 +198,7 @@ void Run<Real>::series_sums(Series& one, int64_t item, bool keep) {
     bool fresh = true; // whether x is to be read from its logs
   } parts[P];
   Vectors y[P];
-  const Factor* other = other_of(one);
+  const FactorRecord* other = other_of(one);
   for (int p = 0; p < P; ++p) {
     Part& of = parts[p];
     of.logs = out(to, data[0], item + p, At{one.first}, 0), of.known = out_level(to, item + p, At{one.first}, 0);
@@ -286,7 +286,7 @@ void Run<Real>::series_best(Series& one, int64_t item) {
   const Stage &g = stages[one.link], &to = stages[one.into];
   const int64_t depth = g.labels, left = depth - (K - 1) * lanes<Real>(), many = one.last - one.first + 1;
   const Table<Real> t = table(g, item);
-  const Factor* other = other_of(one);
+  const FactorRecord* other = other_of(one);
   alignas(64) Real row[P][K * lanes<Real>()] = {};
   std::fill(row[0] + depth, row[0] + K * lanes<Real>(), kNever<Real>);
   Vectors pads, x[P], y[P], given;
@@ -325,7 +325,7 @@ void Run<Real>::series_down(Series& one, int64_t item) {
   const int64_t depth = g.labels, left = depth - (K - 1) * lanes<Real>(), many = one.last - one.first + 1;
   const Lane<Real> low = all<Real>(faint<Real>(depth) * (1 << 20));
   const Table<Real> t = table(g, item);
-  const Factor* other = other_of(one);
+  const FactorRecord* other = other_of(one);
   const Real *before[P], *own = grads[g.slot];
   Real *after[P], *above[P], *sites[P];  // `after` gets the gradients of the products
   bool some[P] = {};  // whether a row behind has a gradient, unlike those beyond an item's end
@@ -364,7 +364,7 @@ void Run<Real>::series_down(Series& one, int64_t item) {
           rest.write(site, left);
         }
       } else
-        for (const Factor *f = factors + one.own->first, *end = f + one.own->count; f < end; ++f)
+        for (const FactorRecord *f = factors + one.own->first, *end = f + one.own->count; f < end; ++f)
           if (f->link < 0 && grads[f->slot]) add_to(grads[f->slot], line_of(*f, item + p, At{one.first + n}, 0, 0), here, depth);
       y.write(turned, left), y.write(row[p], lanes<Real>());
     }

@@ -29,7 +29,7 @@ void Run<Real>::collect_entries(const Stage& g, int64_t item, At s, int64_t firs
         }
         const int64_t p = wide ? first : first + part.low;
         entries.push_back({int64_t(factors_of.size()), a->count, part.low, part.high, 0});
-        for (const Factor* f = factors + a->first; f < factors + a->first + a->count; ++f) {
+        for (const FactorRecord* f = factors + a->first; f < factors + a->first + a->count; ++f) {
           factors_of.push_back({f, value(f->at, here, p, r), value(f->level, here, p, r), wide ? f->hop : f->at.p,
                                 wide ? f->level_hop : f->level.p, 0});
           Part& made = factors_of.back();
@@ -135,7 +135,7 @@ bool Run<Real>::is_list(const Stage& g) const {
   bool any = false;
   for (const Alternative* a = alternatives + g.first; a < alternatives + g.first + g.count; ++a) {
     any |= a->row >= 0;
-    for (const Factor* f = factors + a->first; f < factors + a->first + a->count; ++f)
+    for (const FactorRecord* f = factors + a->first; f < factors + a->first + a->count; ++f)
       if (f->link >= 0 || f->looks > 1 || f->gather) return false;
   }
   return any;
@@ -151,7 +151,7 @@ void Run<Real>::sum_row(const Stage& g, int64_t item, At s, int64_t p) {
       const int64_t start = tops.size(), many = span.high - span.low + 1;
       tops.resize(start + many, 0.0);
       double* to = tops.data() + start - span.low;
-      for (const Factor* f = factors + a->first; f < factors + a->first + a->count; ++f) {
+      for (const FactorRecord* f = factors + a->first; f < factors + a->first + a->count; ++f) {
         Stream one{f->slot, value(f->at, here, p, 0) + item * f->item, f->at.r};
         if (f->level_item >= 0) {
           one.levels = levels + item * f->level_item + value(f->level, here, p, 0);

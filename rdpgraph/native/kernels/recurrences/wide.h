@@ -10,10 +10,10 @@ namespace {
 // The logs of a step that a link is multiplied by: those of one input where they lie, or a sum in `room`.
 template <typename Real>
 const Real* Run<Real>::others_at(const Series& one, int64_t item, int64_t s, std::vector<Real>& room) const {
-  if (const Factor* f = other_of(one)) return data[f->slot] + f->at.c + s * f->at.s + item * f->item;
+  if (const FactorRecord* f = other_of(one)) return data[f->slot] + f->at.c + s * f->at.s + item * f->item;
   const int64_t n = stages[one.link].labels;
   room.assign(n, Real(0));
-  for (const Factor *f = factors + one.own->first, *end = f + one.own->count; f < end; ++f)
+  for (const FactorRecord *f = factors + one.own->first, *end = f + one.own->count; f < end; ++f)
     if (f->link < 0) add(room.data(), data[f->slot], line_of(*f, item, At{s}, 0, 0), 0, 0, n);
   return room.data();
 }
@@ -143,7 +143,7 @@ void Run<Real>::wide_down(Series& one, int64_t item, int64_t together) {
         link_down(g, At{one.first + at}, item + p, item + p + 1);
         continue;
       }
-      for (const Factor *f = factors + one.own->first, *end = f + one.own->count; f < end; ++f)
+      for (const FactorRecord *f = factors + one.own->first, *end = f + one.own->count; f < end; ++f)
         if (f->link < 0 && grads[f->slot]) add_to(grads[f->slot], line_of(*f, item + p, At{one.first + at}, 0, 0), here, n);
       if (grads[g.slot]) keep_products(g, item + p, one.before.data() + row, turned, 0);
     }
