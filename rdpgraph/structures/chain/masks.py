@@ -14,84 +14,88 @@ from rdpgraph.interface.structure import Structure
 from rdpgraph.model.potentials.potential import Potential
 from rdpgraph.model.potentials.table import Table
 from rdpgraph.model.soundness import require_possible
+from rdpgraph.recurrences.declaration import Input, Lengths, program_of
+from rdpgraph.recurrences.recurrence import Bound, SumPass
 from rdpgraph.structures.chain.factors import inside
 from rdpgraph.structures.chain.steps import flattened, table_of
 from rdpgraph.structures.compact.bispans import each
-from rdpgraph.structures.compact.masked import LOWEST, weighted
-from rdpgraph.structures.draws import column
+from rdpgraph.structures.compact.masked import ByItem, weighted
 
 Values = Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]
 """Transitions (n, A, B) of steps (n,), by item and number, given states (n, A) and next (n, B)."""
 
 
-@dataclass(frozen=True, eq=False)
-class Runs:
-    """The free steps of some chains, item by item, and their runs, the longest first."""
+_DECLARED = (("unary", Input("T K")), ("links", Input("T-1 K K")), ("lengths", Lengths("T")))
+_RULES = """
+    a[0, k] += unary[0, k]
+    a[t, k] += a[t-1, j] * links[t-1, j, k] * unary[t, k]
+    goal    += a[lengths-1, k]
+"""
 
-    item: Tensor  # (F,) of each free step
+
+@dataclass(frozen=True, eq=False)
+class FreeSteps:
+    """The free steps of some chains, item by item, and in order.
+
+    Those of an item are a chain: where a fixed step is between two, all links are 1, so that the
+    sums of both sides multiply.
+    """
+
+    item: Tensor  # (F,) of each step
     step: Tensor  # (F,) its number
-    start: Tensor  # (R,) the first free step of each run
-    length: Tensor  # (R,) its number of steps, descending
-    states: Tensor  # (F, K) the states left of each free step, padded
+    states: Tensor  # (F, K) the states left of each step, padded
     # (F, K) their log-potentials, transitions from and to fixed steps included; -inf for padding.
     unary: Tensor
     values: Values  # of transitions
 
     @cached_property
-    def places(self) -> list[Tensor]:
-        """The free steps at each place of a run but the first."""
-        counts = torch.bincount(self.length) if len(self.length) else self.length
-        alive = (len(self.length) - counts.cumsum(0))[1:-1].tolist()
-        return [self.start[:many] + place for place, many in enumerate(alive, 1)]
+    def linked(self) -> Tensor:
+        """(L,) the steps whose step before is free, too."""
+        near = (self.item[1:] == self.item[:-1]) & (self.step[1:] == self.step[:-1] + 1)
+        return near.nonzero().squeeze(1) + 1
 
     @cached_property
-    def sums(self) -> tuple[Tensor, list[Tensor]]:
-        """(F, K) log-sums up to each state, and for each place the transitions into it."""
-        sums, steps = self.unary.clone(), list[Tensor]()
-        for at in self.places:
-            before = at - 1
-            ends = self.states[before], self.states[at]
-            steps.append(self.values(self.item[before], self.step[before], *ends))
-            sums[at] += (sums[before].unsqueeze(2) + steps[-1]).logsumexp(1)
-        return sums, steps
+    def chains(self) -> tuple[Tensor, ByItem]:
+        """The items that have free steps, and the rows of their steps."""
+        items, number = self.item.unique(return_inverse=True)
+        return items, ByItem.of(number, len(items))
 
     @cached_property
-    def ends(self) -> tuple[Tensor, Tensor]:
-        """(R,) the last step of each run, and (R, K) the log-sums of the run by its last state."""
-        last = self.start + self.length - 1
-        return last, self.sums[0][last]
+    def links(self) -> Tensor:
+        """(items, most - 1, K, K) transitions into all steps but the first; 0 where none is."""
+        (items, most), width = self.chains[1].shape, self.states.shape[1]
+        logs, at = self.unary.new_zeros(items * (most - 1), width, width), self.linked
+        row = self.chains[1].item[at] * (most - 1) + self.chains[1].place[at] - 1
+        ends = self.states[at - 1], self.states[at]
+        logs[row] = self.values(self.item[at - 1], self.step[at - 1], *ends)
+        return logs.view(items, most - 1, width, width)
 
-    @property
-    def log_partition(self) -> Tensor:
-        """(R,) log-sums of the runs."""
-        return self.ends[1].logsumexp(1)
+    @cached_property
+    def sums(self) -> SumPass:
+        """The log-sums of the chains."""
+        items, chains = self.chains
+        given = {
+            "unary": chains.rows(self.unary, -math.inf),
+            "links": self.links,
+            "lengths": torch.bincount(chains.item, minlength=len(items)),
+        }
+        program = program_of("FreeSteps", _DECLARED, _RULES)
+        sizes = {"T": chains.shape[1], "K": self.states.shape[1]}
+        return Bound.settled(program, given, sizes, (len(items),)).sums()
 
     def expected(self) -> tuple[Tensor, Tensor]:
         """(F, K) marginals, and (F,) the expected scores of steps and transitions into them."""
-        last, whole = self.ends
-        chances = torch.zeros_like(self.unary)
-        chances[last] = whole.softmax(1)
-        score = chances.new_zeros(len(chances))
-        for at, values in zip(self.places[::-1], self.sums[1][::-1], strict=True):
-            pairs = self._back(at, values) * chances[at].unsqueeze(1)
-            chances[at - 1] += pairs.sum(2)
-            score[at] = weighted(pairs, values).sum((1, 2))
-        return chances, score + weighted(chances, self.unary).sum(1)
+        chances, links = self.sums.expected_uses(["unary", "links"])
+        chances = self.chains[1].entries(chances)
+        into = pad(weighted(links, self.links).sum((2, 3)), (1, 0))
+        return chances, weighted(chances, self.unary).sum(1) + self.chains[1].entries(into)
 
     def draw(self, generator: torch.Generator | None) -> Tensor:
-        """(F,) the index, among the states left, of a draw of each free step."""
-        last, whole = self.ends
+        """(F,) the index, among the states left, of a draw of each step."""
+        (item, place, index), _ = self.sums.entries_of("unary", 1, generator)
         chosen = torch.zeros_like(self.item)
-        chosen[last] = column(whole.softmax(1), generator)
-        for at, values in zip(self.places[::-1], self.sums[1][::-1], strict=True):
-            into = chosen[at].reshape(-1, 1, 1).expand(-1, self.states.shape[1], 1)
-            chosen[at - 1] = column(self._back(at, values).gather(2, into).squeeze(2), generator)
+        chosen[self.chains[1].numbers[item, place]] = index
         return chosen
-
-    def _back(self, at: Tensor, values: Tensor) -> Tensor:
-        """(n, K, K) probabilities of the states before, given each state of some steps."""
-        into = self.sums[0][at - 1].unsqueeze(2) + values
-        return (into - into.logsumexp(1, keepdim=True).clamp(min=LOWEST)).exp()
 
 
 @dataclass(frozen=True, eq=False)
@@ -187,9 +191,9 @@ class ChainMasks(LabelMasks):
         lead, kept = tuple(required.shape[:-2]), self.left(self.possible, required, forbidden)
         inside, count = self.inside.repeat(self.chains(lead), 1), kept.sum(2)
         state = torch.where(inside & (count == 1), kept.long().argmax(2), -1)
-        return MaskedChain(self, lead, state, self._runs(inside & (count != 1), kept, state))
+        return MaskedChain(self, lead, state, self._free(inside & (count != 1), kept, state))
 
-    def _runs(self, free: Tensor, kept: Tensor, state: Tensor) -> Runs:
+    def _free(self, free: Tensor, kept: Tensor, state: Tensor) -> FreeSteps:
         item, step = free.nonzero().T
         size = (allowed := kept[item, step]).sum(1)
         (row, slot), label = each(size), allowed.nonzero()[:, 1]
@@ -201,15 +205,14 @@ class ChainMasks(LabelMasks):
         edge = pad(free, (1, 1))
         start = (~edge[item, step]).nonzero().squeeze(1)
         stop = (~edge[item, step + 2]).nonzero().squeeze(1)
-        # Transitions between the ends of runs and adjacent fixed steps.
+        # Transitions between free steps and adjacent fixed ones.
         for row, ahead in ((start, 0), (stop, 1)):
             fixed = pad(state, (1, 1), value=-1)[item[row], step[row] + 2 * ahead]
             there = (fixed >= 0).nonzero().squeeze(1)
             row, fixed = row[there], fixed[there].unsqueeze(1)
             ends = (states[row], fixed) if ahead else (fixed, states[row])
             logs[row] += self.values(item[row], step[row] - 1 + ahead, *ends).flatten(1)
-        length, order = (stop - start + 1).sort(descending=True)
-        return Runs(item, step, start[order], length, states, logs, self.values)
+        return FreeSteps(item, step, states, logs, self.values)
 
 
 @dataclass(frozen=True, eq=False)
@@ -219,7 +222,7 @@ class MaskedChain(Masked):
     masks: ChainMasks  # of the chain
     lead: tuple[int, ...]  # chains and batch dims
     state: Tensor  # (I, T) the state of a fixed step, else -1
-    runs: Runs  # of the other steps
+    free: FreeSteps  # the other steps
 
     @cached_property
     def held(self) -> tuple[Tensor, Tensor, Tensor]:
@@ -241,32 +244,38 @@ class MaskedChain(Masked):
 
     @property
     def log_partition(self) -> Tensor:
-        item = self.runs.item[self.runs.start]
-        return self.fixed.index_add(0, item, self.runs.log_partition).reshape(self.lead)
+        total = self.fixed
+        if len(self.free.item):
+            total = total.index_add(0, self.free.chains[0], self.free.sums.log_partition)
+        return total.reshape(self.lead)
 
     @property
     def work(self) -> int:
-        steps, most = self.runs.states.shape
-        return len(self.held[0]) + steps * most + (steps - len(self.runs.start)) * most**2
+        steps, most = self.free.states.shape
+        return len(self.held[0]) + steps * most + len(self.free.linked) * most**2
 
     def expected(self) -> Expected:
-        runs, (chances, scores) = self.runs, self.runs.expected()
-        answers = chances.new_zeros(*self.state.shape, self.masks.sites[1])
+        free, score = self.free, self.fixed
+        answers = score.new_zeros(*self.state.shape, self.masks.sites[1])
         answers[self.held] = 1.0
-        at = runs.item.unsqueeze(1), runs.step.unsqueeze(1), runs.states
-        answers.index_put_(at, chances, accumulate=True)
-        places = answers.flatten().nonzero().squeeze(1)
-        score = self.fixed.index_add(0, runs.item, scores).reshape(self.lead)
+        if len(free.item):
+            chances, scores = free.expected()
+            at = free.item.unsqueeze(1), free.step.unsqueeze(1), free.states
+            answers.index_put_(at, chances, accumulate=True)
+            score = score.index_add(0, free.item, scores)
+        places, score = answers.flatten().nonzero().squeeze(1), score.reshape(self.lead)
         shape = (*self.lead, *self.masks.questions)
         return Expected(answers.reshape(shape), score, places, answers.flatten()[places])
 
     def draw(self, generator: torch.Generator | None) -> Draw:
         require_possible(NOTHING, self.log_partition > -math.inf)
-        runs = self.runs
-        chosen = runs.states.gather(1, runs.draw(generator).unsqueeze(1)).squeeze(1)
+        free = self.free
         answers = torch.zeros(
-            *self.state.shape, self.masks.sites[1], dtype=torch.bool, device=chosen.device
+            *self.state.shape, self.masks.sites[1], dtype=torch.bool, device=self.state.device
         )
-        answers[self.held] = answers[runs.item, runs.step, chosen] = True
+        answers[self.held] = True
+        if len(free.item):
+            chosen = free.states.gather(1, free.draw(generator).unsqueeze(1)).squeeze(1)
+            answers[free.item, free.step, chosen] = True
         shape = (*self.lead, *self.masks.questions)
         return Draw(answers.reshape(shape), answers.flatten().nonzero().squeeze(1))
