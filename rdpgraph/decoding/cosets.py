@@ -167,7 +167,7 @@ class CosetDecoder:
             gaps = checked_syndrome(like, self.model.checks.num_checks)[None].flatten(0, -2) < 0
             if not len(gaps):
                 raise EvidenceError("calibrated needs a syndrome that shots are like; got none.")
-            chosen = torch.randint(len(gaps), (shots,), generator=generator)
+            chosen = torch.randint(len(gaps), (shots,), generator=generator, device="cpu")
             syndromes = syndromes.masked_fill(gaps.cpu()[chosen], -1)
             erased = bool(gaps.any())
         found = self._decode(syndromes, bounded=True)
@@ -311,8 +311,10 @@ class Calibration:
                 groups[-1][1] += more
                 groups[-1][2] += worse
         edges = doubts[[group[0] for group in groups[1:]]]
-        chances = torch.tensor([_right(group) for group in groups], dtype=torch.float64)
-        sizes = torch.tensor([group[1] for group in groups])
+        chances = torch.tensor(
+            [_right(group) for group in groups], dtype=torch.float64, device="cpu"
+        )
+        sizes = torch.tensor([group[1] for group in groups], device="cpu")
         errors = (chances * (1 - chances) / sizes).sqrt()
         # Where no shot was right, nothing tells how rare right ones are.
         errors = torch.where(chances > 0, errors, 1 / sizes)
@@ -351,12 +353,15 @@ def _drawn(
     ]
     flips += [(error, sizes[0] + one) for error, (_, seen) in enumerate(parities.columns)
               for one in seen]  # fmt: skip
-    ends = torch.tensor(flips, dtype=torch.long).reshape(-1, 2)
+    ends = torch.tensor(flips, dtype=torch.long, device="cpu").reshape(-1, 2)
     drawn = list[Tensor]()
     block = max(tuning.per_block(9 * (len(rates) + len(ends) + sum(sizes) + 1)), 1)
     for count in [block] * (shots // block) + [shots % block]:
-        errors = torch.rand(count, len(rates), generator=generator, dtype=torch.float64) < rates
-        flipped = torch.zeros(count, sum(sizes), dtype=torch.int32)
+        errors = (
+            torch.rand(count, len(rates), generator=generator, dtype=torch.float64, device="cpu")
+            < rates
+        )
+        flipped = torch.zeros(count, sum(sizes), dtype=torch.int32, device="cpu")
         flipped.index_add_(1, ends[:, 1], errors[:, ends[:, 0]].int())
         drawn.append((flipped % 2).to(torch.int8))
     syndromes, seen = torch.cat(drawn).split(list(sizes), 1)

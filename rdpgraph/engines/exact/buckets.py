@@ -82,7 +82,9 @@ class Factors:
     @cached_property
     def cells(self) -> float:
         """Cells of all buckets without evidence; infinite if too many for a small graph."""
-        reals = torch.zeros(2 * self.entries + 2 * len(self.offsets), dtype=torch.float64)
+        reals = torch.zeros(
+            2 * self.entries + 2 * len(self.offsets), dtype=torch.float64, device="cpu"
+        )
         cells = torch.zeros(1, 2, dtype=torch.float64, device="cpu")
         self.eliminate(
             reals, self.nothing, dtype=torch.float64, most=tuning.SMALL_CELLS, cells=cells
