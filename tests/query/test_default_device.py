@@ -102,3 +102,15 @@ def test_answers_are_computed_where_the_tensors_are(name, solved_by):
     expected, as_well = answers(graph, SOLVED_BY[solved_by])
     torch.testing.assert_close(found, expected)
     assert refused == as_well
+
+
+def test_small_graphs_are_answered_where_the_tensors_are():
+    """Compiled code reads numbers on the CPU, which a tensor of another device does not have."""
+    graph = grid(3, 3, 2)
+    expected = rg.infer(graph)
+    with torch.device("meta"):
+        found = rg.infer(graph)
+        log_z, marginal = found.log_partition, found.marginal("site[1,1]")
+    assert found.status.route == "buckets"
+    assert torch.equal(log_z, expected.log_partition)
+    assert torch.equal(marginal, expected.marginal("site[1,1]"))
