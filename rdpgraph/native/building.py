@@ -116,14 +116,30 @@ def packaged(unit: Unit, level: str) -> Iterable[Path]:
                 yield file
 
 
-def package() -> None:
-    """Build missing portable libraries, and remove outdated ones.
+def levels_here() -> list[str]:
+    """The best level of this machine's processor, if Linux says its flags; else all that may be."""
+    if platform.machine() not in ("x86_64", "AMD64"):
+        return ["base"]
+    try:
+        listed = Path("/proc/cpuinfo").read_text()
+    except OSError:
+        return list(LEVELS)
+    found = re.search(r"^flags\s*:(.*)$", listed, re.MULTILINE)
+    has = set(found[1].split()) if found else set[str]()
+    needs = {level: {flag.removeprefix("-m") for flag in flags} for level, flags in LEVELS.items()}
+    return [next(level for level, flags in needs.items() if flags <= has)]
+
+
+def package(*, here: bool = False) -> None:
+    """Build missing portable libraries, and remove outdated ones; ``here``: for this machine alone.
 
     They use the OpenMP that torch has loaded: none is linked to. Raises OSError or SubprocessError
     where the compiler fails or the folder is read-only.
     """
     PACKAGED.mkdir(exist_ok=True)
-    levels = LEVELS if platform.machine() in ("x86_64", "AMD64") else {"base": LEVELS["base"]}
+    levels = list(LEVELS) if platform.machine() in ("x86_64", "AMD64") else ["base"]
+    if here:
+        levels = levels_here()
     wanted = [(unit, level) for unit in UNITS for level in levels]
     sound = {pair: list(packaged(*pair)) for pair in wanted}
     for file in set(PACKAGED.glob("*.so")).difference(*sound.values()):
@@ -193,11 +209,10 @@ def get_build_hook() -> type:
     """The hook for hatchling: wheels hold portable libraries if there is a compiler."""
 
     def initialize(hook: Any, version: str, build_data: dict[str, Any]) -> None:
-        del version
         try:
             if compiler() is None:
                 raise OSError("no C++ compiler (c++, g++, clang++) is on the PATH")
-            package()
+            package(here=version == "editable")  # a checkout is for the machine that it is on
         except (OSError, subprocess.SubprocessError) as error:
             hook.app.display_warning(f"Without compiled code, a wheel of Python alone: {error}")
             return
