@@ -165,6 +165,16 @@ def test_calibrated_confidence_is_that_of_shots():
     assert exact.calibrated(5) is exact
 
 
+def assert_true(found, truth):
+    """Of shots of like confidence, as many are wrong as their confidences say."""
+    wrong = (found.observables != truth).any(1)
+    for group in found.confidence.sort().indices.split(1000):
+        predicted = (1 - found.confidence[group]).sum()
+        # The counts vary, and so does the confidence, by its standard error in a whole group.
+        spread = (predicted + found.standard_error[group].sum() ** 2).sqrt()
+        assert (wrong[group].sum() - predicted).abs() < 3.5 * spread
+
+
 def test_confidence_of_erased_shots_is_measured_on_shots_like_them():
     model, draw = memory(4, 5, 0.08), torch.Generator().manual_seed(0)
     syndromes, truth = shots_of(model, 4000, seed=1)
@@ -173,11 +183,7 @@ def test_confidence_of_erased_shots_is_measured_on_shots_like_them():
     plain = decoding.CosetDecoder(model, keep=4)
     decoder = plain.calibrated(4000, like=syndromes[:10], generator=draw)
     found = decoder.decode_observables(syndromes)
-    wrong = (found.observables != truth).any(1)
-    for group in found.confidence.sort().indices.split(1000):
-        predicted = (1 - found.confidence[group]).sum()
-        spread = (predicted + found.standard_error[group].sum() ** 2).sqrt()
-        assert (wrong[group].sum() - predicted).abs() < 3.5 * spread
+    assert_true(found, truth)
     assert found.confidence.mean() > found.interval[0].mean() + 0.2
     with pytest.raises(rg.errors.EvidenceError, match="needs a syndrome"):
         plain.calibrated(5, like=syndromes[:0])
@@ -193,12 +199,7 @@ def test_confidence_of_kept_states_is_true_without_being_asked():
     decoder = decoding.CosetDecoder(model, keep=3)
     syndromes, truth = shots_of(model, 6000, seed=5)
     found = decoder.decode_observables(syndromes)
-    wrong = (found.observables != truth).any(1)
-    for group in found.confidence.sort().indices.split(1000):
-        predicted = (1 - found.confidence[group]).sum()
-        # The counts vary, and so does the confidence, by its standard error in a whole group.
-        spread = (predicted + found.standard_error[group].sum() ** 2).sqrt()
-        assert (wrong[group].sum() - predicted).abs() < 3.5 * spread
+    assert_true(found, truth)
     again = decoding.CosetDecoder(model, keep=3).decode_observables(syndromes[:50])
     assert torch.equal(again.confidence, found.confidence[:50])  # batch or not, and always the same
     single = decoder.decode_observables(syndromes[7])

@@ -325,3 +325,12 @@ def test_every_library_has_its_functions():
             pytest.skip(str(library.status(unit)))
         for name in functions:
             assert callable(library.function(name, None if "_" in name else torch.float32))
+
+
+@pytest.mark.skipif(
+    "ATEN_CPU_CAPABILITY" in os.environ, reason="torch is told to use another level"
+)
+def test_a_checkout_is_built_for_the_processor_that_torch_finds():
+    found = torch.backends.cpu.get_cpu_capability().lower()
+    here = building.levels_here()
+    assert here in ([found if found in building.LEVELS else "base"], list(building.LEVELS))

@@ -37,7 +37,7 @@ template <typename Real> class Systematic {
   // `smooth` is the share of the steps of random order up to which a row's own order is the sample's.
   Systematic(int64_t states, int64_t keep, int64_t top, int64_t count, double sure, double smooth)
       : states_(states), keep_(keep), top_(top), count_(count), sure_(sure), smooth_(smooth),
-        bucket_(states), masses_(states + lanes<double>()), suffix_(keep), ends_(kBuckets),
+        bucket_(states), masses_(states + lanes<double>()), ends_(kBuckets),
         buckets_(kBuckets) {}
 
   // One row: its scores, a uniform number for each sample (`hop` apart), and for each sample K
@@ -89,7 +89,7 @@ template <typename Real> class Systematic {
   double sure_, smooth_, spacing_ = 0;
   bool is_more_ = false;         // whether a possible state is not among the K largest
   std::vector<int32_t> bucket_;  // of each state
-  std::vector<double> masses_, suffix_;
+  std::vector<double> masses_;
   std::vector<int64_t> order_, found_, ends_;
   std::vector<Bucket> buckets_;
   std::vector<Target> targets_;
@@ -137,18 +137,16 @@ template <typename Real> class Systematic {
 
   // m: state m of the K largest is certain if (K - m) q_m reaches q_m + q_{m+1} + ... of all states.
   // That sum is relative to q_m: S_m = 1 + S_{m+1} q_{m+1} / q_m.
-  int64_t count_certain(const Real* scores, double beyond) {
+  int64_t count_certain(const Real* scores, double beyond) const {
     double sum = beyond, below = scores[order_[keep_ - 1]];
+    int64_t certain = keep_;
     for (int64_t j = keep_ - 1; j >= 0; --j) {
       const double score = scores[order_[j]];
-      sum = score > kNever<double> ? 1 + sum * (below > kNever<double> ? std::exp(below - score) : 0)
-                                   : 0;
-      suffix_[j] = sum, below = score;
+      const bool is_possible = score > kNever<double>;
+      if (is_possible) sum = 1 + (sum > 0 ? sum * std::exp(below - score) : 0);
+      if (!is_possible || !(double(keep_ - j) > sum * sure_)) certain = j;
+      below = score;
     }
-    int64_t certain = 0;
-    while (certain < keep_ && scores[order_[certain]] > kNever<Real> &&
-           double(keep_ - certain) > suffix_[certain] * sure_)
-      ++certain;
     certain = std::max(certain, top_);
     return is_more_ ? std::min(certain, keep_ - 1) : certain;
   }

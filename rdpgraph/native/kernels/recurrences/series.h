@@ -13,6 +13,16 @@
 
 namespace {
 
+// The exponent of a number, and the power of two that brings it to between 1 and 2.
+template <typename Real>
+inline void find_power(Real number, typename Format<Real>::Bits& exponent, Real& factor) {
+  typename Format<Real>::Bits bits;
+  std::memcpy(&bits, &number, sizeof(number));
+  exponent = (bits >> Format<Real>::shift) - Format<Real>::bias;
+  bits = (Format<Real>::bias - exponent) << Format<Real>::shift;
+  std::memcpy(&factor, &bits, sizeof(factor));
+}
+
 constexpr int64_t kAhead = 8;
 
 template <typename Real> Real largest_of(Lane<Real> x) {
@@ -265,11 +275,7 @@ void Run<Real>::series_sums(Series& one, int64_t item, bool keep) {
         of.levels[n] = of.base + double(of.shift) * kLog2;
         of.fresh = !(top >= least);
         if (of.fresh) continue;
-        Bits bits;
-        std::memcpy(&bits, &top, sizeof(top));
-        of.power = (bits >> Format<Real>::shift) - Format<Real>::bias;
-        bits = (Format<Real>::bias - of.power) << Format<Real>::shift;
-        std::memcpy(&of.factor, &bits, sizeof(of.factor));
+        find_power(top, of.power, of.factor);
       }
     }
     for (Part& of : parts) settle(of, some);

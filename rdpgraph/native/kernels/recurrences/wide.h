@@ -82,11 +82,7 @@ void Run<Real>::wide_sums(Series& one, int64_t item, int64_t together, bool keep
       const Real top = largest_of<Real>(most);
       of.fresh = !(top >= least);
       if (of.fresh) continue;
-      Bits bits;
-      std::memcpy(&bits, &top, sizeof(top));
-      of.power = (bits >> Format<Real>::shift) - Format<Real>::bias;
-      bits = (Format<Real>::bias - of.power) << Format<Real>::shift;
-      std::memcpy(&of.factor, &bits, sizeof(of.factor));
+      find_power(top, of.power, of.factor);
     }
   }
   for (int64_t p = 0; p < together; ++p)
