@@ -125,6 +125,7 @@ def of_all(parts: Sequence[Status]) -> Status:
         known = [value for part in parts if (value := getattr(part, name)) is not None]
         return of(known) if known else None
 
+    # Exact parts bound nothing; others must bound from one side to be a bound together.
     bounds = {part.bound for part in parts if not part.exact}
     return Status(
         exact=all(part.exact for part in parts),

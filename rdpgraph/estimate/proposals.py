@@ -367,6 +367,7 @@ def probed(setting: Setting, chosen: list[Support], log_weight: float = _PROBE) 
 
     States are probed with the log-weight; the constant of the masses of a site depends on it.
     """
+    # All other states join the chosen ones in lots, as many at once as a block has room for.
     groups, lots = setting.groups, count_lots(setting.groups, chosen)
     widths = [-(-sites.states // lots) for sites in groups]
     largest = max(width + s.kept for width, s in zip(widths, chosen, strict=True))
@@ -387,6 +388,7 @@ def probed(setting: Setting, chosen: list[Support], log_weight: float = _PROBE) 
         for part, marginals, width in zip(
             parts, setting.marginals(posterior, joined), widths, strict=True
         ):
+            # A probe's mass is its marginal times Z; the weight is the same for all probes.
             chances = marginals[..., -width:]
             total = log_z.reshape(*log_z.shape, *(1,) * (chances.ndim - log_z.ndim))
             logs = torch.where(chances > 0, chances, 1.0).log() + total

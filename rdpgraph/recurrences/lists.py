@@ -105,6 +105,7 @@ class _Cells:
             most = max(most, end)
             nodes = torch.arange(end, device=device)
             for rule in self.run.program.rules_of(table.name):
+                # The reads of each rule, as pairs of a cell and a lower one that it reads.
                 values, dims, holds = self._grid(rule, {axis: nodes})
                 for read in rule.factors:
                     if read.array not in names:
@@ -120,6 +121,7 @@ class _Cells:
         if not above:
             return depth
         one, other = torch.cat(above), torch.cat(below)
+        # Lengthen paths until none gets longer; cells read lower ones, so that this ends.
         while True:
             longer = depth.scatter_reduce(0, one, depth[other] + 1, "amax")
             if torch.equal(longer, depth):
@@ -166,6 +168,7 @@ class _Cells:
         loops = [name for name in rule.over if name not in labels]
         dims = (NODE, *loops)
         values: dict[str, Any] = dict(self.run.sizes)
+        # Cells are along the first dim, and each variable that is summed over along one of its own.
         for axis, at in axes.items():
             values[axis] = at.view(-1, *[1] * len(loops))
         lists = {row.variable: row for row in rule.rows}
@@ -175,6 +178,7 @@ class _Cells:
             if name not in lists:
                 values[name] = torch.arange(self.ranges[name], device=device).view(-1, *ones)
                 continue
+            # A row of a list: entries from where it begins to where the next one does.
             begins = self.run.whole[lists[name].array]
             at = torch.as_tensor(evaluate_form(lists[name].at, values), device=device)
             last = begins.shape[1] - 1

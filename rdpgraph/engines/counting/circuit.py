@@ -112,6 +112,7 @@ class Circuit:
         at = len(values)
         for children, owners, count, sums in reversed(self.levels):
             at -= len(sums)
+            # A sum that is chosen chooses one of its two parts.
             one, other = values[sums[:, 0]], values[sums[:, 1]]
             if best:
                 first = one >= other
@@ -122,10 +123,12 @@ class Circuit:
             here = chosen[at : at + len(sums)]
             for child, taken in ((sums[:, 0], here & first), (sums[:, 1], here & ~first)):
                 chosen.index_put_((child,), taken, accumulate=True)
+            # A product that is chosen chooses all of its parts.
             at -= count
             chosen.index_put_((children,), chosen[at : at + count][owners], accumulate=True)
         pairs = chosen[: 2 * self.literals].unflatten(0, (-1, 2))
         if not self.smooth:
+            # A variable that the chosen parts do not mention has either value.
             positive, negative = values[: 2 * self.literals].unflatten(0, (-1, 2)).unbind(1)
             first = positive >= negative
             if not best:

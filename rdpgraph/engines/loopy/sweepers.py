@@ -241,6 +241,7 @@ class _Masked(Sweeper):
             pairs = list(zip(self._updates(), current, strict=True))
             self._updated = None
             mixed = tuple(self._mixed(new, old) for new, old in pairs)
+            # All messages, or those of the set alone, whose others stay.
             if chosen is None:
                 deltas = [equations.change(new, old) for new, old in pairs]
                 changes.append(

@@ -93,6 +93,7 @@ def _decide(
             _Total.of(unary.index_select(2, variables).expand(equations.batch, -1, -1))
             for unary, variables in zip(equations.unary, layer.variables, strict=True)
         ]
+        # Add to the own potentials what the variables that were decided before send.
         for part in layer.arrivals:
             incoming = [
                 logs[c][:, :, :0] if part.wanted == slot else logs[c].index_select(2, at)
@@ -108,6 +109,7 @@ def _decide(
                 weight = weights[c]
                 weight = None if weight is None else weight[places]
                 totals[c].add(answer.expand(equations.batch, -1, -1), target, weight)
+        # Decide the layer, and write what its variables send from now on.
         sent = _chosen(equations, layer, totals, states, free, luck)
         for part in layer.arrivals:
             for _, c, _, places, target in part.ports:

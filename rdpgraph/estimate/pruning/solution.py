@@ -87,6 +87,7 @@ class PruningRun:
         size = math.prod(sampler.masks.batch_shape) * math.prod(sampler.masks.sites)
         starts = [size * before for before in accumulate(chains[:-1], initial=0)]
 
+        # Places count through all chains: those of each run begin after those of the runs before.
         def placed(places: Sequence[Tensor]) -> Tensor:
             moved = (part + start for part, start in zip(places, starts, strict=True))
             return torch.cat(list(moved))
@@ -96,6 +97,7 @@ class PruningRun:
             torch.cat([run.state.draw.answers for run in runs]),
             placed([run.state.draw.places for run in runs]),
         )
+        # The chains of all runs stand side by side; what is told of each sweep is put together.
         return replace(
             first,
             sampler=sampler,

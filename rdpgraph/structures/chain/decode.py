@@ -146,6 +146,7 @@ def _arriving(unary: Tensor, steps: Steps, lengths: Tensor, *, backwards: bool) 
             return best
         return best.masked_fill((lengths == number + 1).unsqueeze(1), 0.0)
 
+    # The values, and if they are differentiated the state before each that is best.
     with torch.no_grad():
         for score, number in zip(values[:-1], numbers, strict=True):
             known = steps.best((parts[-1] + score).unsqueeze(2), number)
@@ -158,6 +159,7 @@ def _arriving(unary: Tensor, steps: Steps, lengths: Tensor, *, backwards: bool) 
             else:
                 best = _concatenated([block.amax(0) for block in sums])
             parts.append(levelled(best, number))
+    # The same sums again along the best states, with gradients, by one look-up of all transitions.
     if chosen:
         before = torch.stack(chosen[::way], 1).movedim(2, 0)
         after = torch.arange(len(before), device=before.device).reshape(-1, 1, 1)

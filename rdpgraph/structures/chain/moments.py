@@ -118,16 +118,19 @@ def _by_scores(
 
     base = 0.0 if log_base is None else finite(log_base).reshape(parts.unary.shape)
     scored = masked(other.unary - base, other.lengths)
+    # Pair each parameter with the score that it has in the other chain.
     sides = [(each,) if isinstance(each, Tensor) else each.sides for each in (link, theirs)]
     shared = [torch.broadcast_tensors(*pair) for pair in zip(*sides, strict=True)]
     pairs = [(one.double(), two.double()) for one, two in [(parts.unary, scored), *shared]]
     leaves, scores = zip(*pairs, strict=True)
+    # The mean of the scores, by the derivative of log Z in their direction.
     gaps = [finite(two) - finite(one) if divergence else finite(two) for one, two in pairs]
     total, means = mean_scores(log_z, leaves, gaps)
     if compared is None:
         return once(torch.where(total > -math.inf, total - means, 0.0).to(parts.unary), ONCE)
     log_ratio = log_z(*scores) - total if divergence else log_z(*scores)
     values = torch.where(total > -math.inf, log_ratio - means, 0.0)
+    # What the other chain forbids and this one does not makes it infinite.
     gone = [((one > -math.inf) & (two == -math.inf)).double() for one, two in pairs]
     if any(bool(part.any()) for part in gone):
         with torch.no_grad():
@@ -213,6 +216,7 @@ def _pair_means(parts: ChainTensors | RankTensors, sent: ChainMessages, chances:
         potential = link.potential
         if isinstance(potential, Banded) and potential.rest is not None and potential.maximises:
             return _band_means(potential, before, chances)
+    # Columns of the table of pairs are made as many at a time as a block has room for.
     states = width = before.shape[2]
     sums = None
     if isinstance(link, RankSteps):
@@ -238,6 +242,7 @@ def _pair_means(parts: ChainTensors | RankTensors, sent: ChainMessages, chances:
     total = torch.zeros_like(after[..., 0])
     for start in range(0, states, width):
         here = slice(start, start + width)
+        # Blocks are made again for the gradient, so that one is held at a time.
         again = width < states and torch.is_grad_enabled()
         part: Tensor = checkpoint(means, here, use_reentrant=False) if again else means(here)  # pyright: ignore
         total = total + part

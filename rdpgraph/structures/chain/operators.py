@@ -231,11 +231,13 @@ def _bands(
         before = ["t-1"] if steps[name] else []
         return f"{name}[{', '.join([*before, *([] if alike[name] else [state]), last])}]"
 
+    # A rule for each band: state n is reached from n - offset.
     rules = ["a[0, n] += unary[0, n]"]
     for place, offset in enumerate(offsets):
         before = f"n-{offset}" if offset > 0 else f"n+{-offset}" if offset else "n"
         band = read("band", before, str(place))
         rules.append(f"a[t, n] += a[t-1, {before}] * {band} * unary[t, n]")
+    # The rest goes by its ranks.
     if len(kinds) > 1:
         rules.append(f"c[t, k] += a[t-1, m] * {read('left', 'm', 'k')}")
         rules.append(f"a[t, n] += c[t, k] * {read('right', 'n', 'k')} * unary[t, n]")
