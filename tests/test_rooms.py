@@ -174,3 +174,17 @@ def test_every_public_method_is_described_by_itself_or_its_interface() -> None:
                     if not any(getattr(thing, "__doc__", None) for thing in things):
                         faults.append(f"{module}: {node.name}.{part.name}")
     assert not faults, "\n".join(faults)
+
+
+def test_a_class_name_is_used_once() -> None:
+    """A search for a class finds one definition.
+
+    The exceptions are public, and are told apart by the modules that they are asked of.
+    """
+    places: dict[str, list[str]] = {"HMM": [], "Mixture": [], "Product": []}
+    public = set(places)
+    for path in FILES:
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.ClassDef) and node.name not in public:
+                places.setdefault(node.name, []).append(str(path.relative_to(PACKAGE)))
+    assert not {name: found for name, found in places.items() if len(found) > 1}

@@ -136,11 +136,11 @@ def _same(values: Tensor) -> Tensor:
 
 
 def _apply(there: Any, back: Any, values: Tensor) -> Tensor:
-    made: Tensor = _Linear.apply(there, back, values)  # pyright: ignore
+    made: Tensor = _LinearMap.apply(there, back, values)  # pyright: ignore
     return made
 
 
-class _Linear(torch.autograd.Function):
+class _LinearMap(torch.autograd.Function):
     """A linear map and its transpose, which is its gradient."""
 
     @staticmethod
@@ -158,7 +158,7 @@ class _Linear(torch.autograd.Function):
 
 
 @dataclass(frozen=True, eq=False)
-class Part:
+class LocalPart:
     """What this process has of a DTensor.
 
     Attributes:
@@ -181,7 +181,7 @@ class Part:
         return torch.cat([self.values, self.values.new_full(shape, -math.inf)], self.dim)
 
 
-def part_of(name: str, whole: "DTensor") -> Part:
+def part_of(name: str, whole: "DTensor") -> LocalPart:
     """The part of a DTensor that is here.
 
     All processes of its mesh call this, and learn the sizes of all parts.
@@ -202,7 +202,7 @@ def part_of(name: str, whole: "DTensor") -> Part:
         )
     values: Tensor = _Local.apply(whole)  # pyright: ignore
     if not split or not whole.numel():
-        return Part(values, 0, Shard(None, 0, tuple(values.shape[:1])))
+        return LocalPart(values, 0, Shard(None, 0, tuple(values.shape[:1])))
     placement: Any = placements[split[0]]
     dim = placement.dim % whole.ndim
     group, rank = mesh.get_group(split[0]), mesh.get_local_rank(split[0])
@@ -215,7 +215,7 @@ def part_of(name: str, whole: "DTensor") -> Part:
             f"{name} needs parts that are {tuple(whole.shape)} together on every process; got "
             f"parts of {[own for _, own in shapes]} of {[shape for shape, _ in shapes]}."
         )
-    return Part(values, dim, Shard(group, rank, sizes))
+    return LocalPart(values, dim, Shard(group, rank, sizes))
 
 
 class _Local(torch.autograd.Function):
@@ -252,7 +252,7 @@ def fingerprint(values: Tensor) -> int:
     return total % math.floor(2**61)
 
 
-def require_alike(name: str, parts: Sequence[Part], others: Mapping[str, Any]) -> None:
+def require_alike(name: str, parts: Sequence[LocalPart], others: Mapping[str, Any]) -> None:
     """Require parts below +inf, and the rest of a model alike on all processes.
 
     Args:

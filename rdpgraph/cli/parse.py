@@ -155,9 +155,9 @@ def as_text(rows: Sequence[dict[str, Any]], parses: Parsed, style: ParseFormat) 
 
 
 @dataclass
-class _Node:
+class _TreeNode:
     label: str
-    parts: "list[_Node]" = field(default_factory=list)
+    parts: "list[_TreeNode]" = field(default_factory=list)
     x: float = 0.0
 
 
@@ -189,15 +189,15 @@ def draw_tree(bracketed: str, target: Path) -> None:
     save_picture(figure, target)
 
 
-def _nodes_of(bracketed: str) -> list[_Node]:
+def _nodes_of(bracketed: str) -> list[_TreeNode]:
     """The nodes of a bracketed tree, parents first; words have no parts."""
     tokens = re.findall(r"[()]|[^\s()]+", bracketed)
-    above, nodes = [_Node("")], list[_Node]()
+    above, nodes = [_TreeNode("")], list[_TreeNode]()
     for before, token in zip(["", *tokens], tokens, strict=False):
         if token == ")":
             above.pop()
         elif token != "(":
-            node = _Node(printable(token))
+            node = _TreeNode(printable(token))
             nodes.append(node)
             above[-1].parts.append(node)
             if before == "(":
@@ -205,7 +205,7 @@ def _nodes_of(bracketed: str) -> list[_Node]:
     return nodes
 
 
-def _place(nodes: list[_Node]) -> int:
+def _place(nodes: list[_TreeNode]) -> int:
     """Set x: words side by side, parents over their parts; the depth of the tree."""
     words = [node for node in nodes if not node.parts]
     for place, node in enumerate(words):

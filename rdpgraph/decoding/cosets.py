@@ -107,13 +107,15 @@ class CosetDecoder:
                     part.model.kept(self.keep)
 
     @cached_property
-    def _parts(self) -> list["_Part"]:
+    def _parts(self) -> list["_DecisionGroup"]:
         """The observables that are decided on together, after those that they depend on."""
         model, parities = self.model, self.model.checks
         checks, seen = range(parities.num_checks), range(parities.num_observables)
         if len(seen) <= tuning.MOST_OBSERVABLES:
-            return [_Part(replace(model, syndrome=None), list(checks), list(seen), first=True)]
-        parts: list[_Part] = []
+            return [
+                _DecisionGroup(replace(model, syndrome=None), list(checks), list(seen), first=True)
+            ]
+        parts: list[_DecisionGroup] = []
         for errors, rows, places in parities.parts():
             size = len(places) if len(places) <= tuning.MOST_OBSERVABLES else _GROUP
             for start in range(0, max(len(places), 1), max(size, 1)):
@@ -122,7 +124,7 @@ class CosetDecoder:
                 wanted = places[start : start + size]
                 unary = model.unary[errors]
                 few = ParityModel(parities.part(errors, known, wanted), unary=unary)
-                parts.append(_Part(few, known, wanted, first=start == 0))
+                parts.append(_DecisionGroup(few, known, wanted, first=start == 0))
         return parts
 
     def decode(self, syndrome: Any) -> Tensor:
@@ -369,7 +371,7 @@ def _drawn(
 
 
 @dataclass(frozen=True, eq=False)
-class _Part:
+class _DecisionGroup:
     """Observables that are decided on together, given checks and other observables."""
 
     model: ParityModel

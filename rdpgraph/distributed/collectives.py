@@ -143,10 +143,10 @@ class Peers:
 
 def linear(there: Callable[..., Any], back: Callable[..., Any], *values: Tensor) -> Any:
     """A differentiable linear map of tensors to one or more, given with its transpose."""
-    return _Linear.apply(there, back, *values)  # pyright: ignore
+    return _CollectiveMap.apply(there, back, *values)  # pyright: ignore
 
 
-class _Linear(torch.autograd.Function):
+class _CollectiveMap(torch.autograd.Function):
     @staticmethod
     def forward(
         ctx: Any, there: Callable[..., Any], back: Callable[..., Any], *values: Tensor

@@ -24,7 +24,7 @@ def log_partition(unary: Tensor, pairwise: Tensor, lengths: Tensor) -> Tensor:
     peaks = peaks_of(unary, pairwise)
     if peaks is None:
         return as_chain(unary, pairwise, lengths).log_partition()
-    total: Tensor = _LogPartition.apply(unary, pairwise, lengths, peaks)
+    total: Tensor = _ChainLogPartition.apply(unary, pairwise, lengths, peaks)
     return total
 
 
@@ -87,7 +87,7 @@ def peaks_of(unary: Tensor, pairwise: Tensor) -> Tensor | None:
         return None if bool((peaks == -math.inf).any()) else peaks
 
 
-class _LogPartition(torch.autograd.Function):
+class _ChainLogPartition(torch.autograd.Function):
     """Forward messages of scaled probabilities, and the gradient by backward ones."""
 
     @staticmethod

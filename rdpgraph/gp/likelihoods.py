@@ -222,7 +222,7 @@ class GraphLikelihood(Likelihood):
         states, within = labels.states.clamp(min=0), labels.inside()
         unaries = torch.where(within, chains.chosen(unary, states), 0.0).sum(-1)
 
-        def of_edges(batch: _Batch, solved: Posterior) -> Tensor:
+        def of_edges(batch: _GraphBatch, solved: Posterior) -> Tensor:
             ends = states[batch.rows.unsqueeze(1), batch.edges.T.unsqueeze(1)]
             pairs = chains.pair_scores(pairwise, ends[0], ends[1], batch.there)
             return chains.log_ratio(unaries[:, batch.rows] + pairs, solved.log_partition)
@@ -231,7 +231,7 @@ class GraphLikelihood(Likelihood):
 
     def marginals(self, labels: Labelling, unary: Tensor, pairwise: Tensor) -> Tensor:
 
-        def of_labels(batch: _Batch, solved: Posterior) -> Tensor:
+        def of_labels(batch: _GraphBatch, solved: Posterior) -> Tensor:
             return pad(solved.marginal(_LABEL), (0, 0, 0, unary.shape[2] - batch.inside.shape[1]))
 
         probabilities = self._answers(labels, unary, pairwise, of_labels)
@@ -242,7 +242,7 @@ class GraphLikelihood(Likelihood):
     ) -> Tensor:
         """(S, B, T) draws, where graphs are solved exactly."""
 
-        def of_labels(batch: _Batch, solved: Posterior) -> Tensor:
+        def of_labels(batch: _GraphBatch, solved: Posterior) -> Tensor:
             return pad(
                 solved.sample(1, generator)[_LABEL][0], (0, unary.shape[2] - batch.inside.shape[1])
             )
@@ -255,7 +255,7 @@ class GraphLikelihood(Likelihood):
         labels: Labelling,
         unary: Tensor,
         pairwise: Tensor,
-        of: Callable[["_Batch", Posterior], Tensor],
+        of: Callable[["_GraphBatch", Posterior], Tensor],
     ) -> Tensor:
         """(S, B, ...) the answers by `of` for each batch and its solution."""
         batches = _batches(labels)
@@ -347,7 +347,7 @@ def _log_chances(scores: Tensor, states: Tensor) -> Tensor:
 
 
 @dataclass(frozen=True, eq=False)
-class _Batch:
+class _GraphBatch:
     """Sequences that are solved as one graph.
 
     Attributes:
@@ -378,7 +378,7 @@ class _Batch:
         return FactorGraph(blocks)
 
 
-def _batches(labels: Labelling) -> list[_Batch]:
+def _batches(labels: Labelling) -> list[_GraphBatch]:
     """Batches of sequences whose edges are among those of the first one."""
     device, lengths = labels.states.device, labels.lengths.tolist()
     each = [_edges(labels, row, length) for row, length in enumerate(lengths)]
@@ -390,14 +390,14 @@ def _batches(labels: Labelling) -> list[_Batch]:
                 break
         else:
             members.append([row])
-    batches: list[_Batch] = []
+    batches: list[_GraphBatch] = []
     for rows in members:
         edges = sorted(each[rows[0]].elements())
         # A repeated edge is matched by its count.
         nth = [edges[:place].count(edge) for place, edge in enumerate(edges)]
         there = [[each[row][edge] > n for edge, n in zip(edges, nth, strict=True)] for row in rows]
         batches.append(
-            _Batch(
+            _GraphBatch(
                 torch.tensor(rows, device=device),
                 labels.inside()[rows, : lengths[rows[0]]],
                 torch.tensor(edges, dtype=torch.long, device=device).reshape(-1, 2),

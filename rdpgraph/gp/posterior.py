@@ -145,7 +145,7 @@ class FullCovariance(Covariance):
 
 
 @dataclass(frozen=True, eq=False)
-class Mixture:
+class MixtureStatistics:
     """Statistics of K components and of pairs of them, for bounds on the entropy.
 
     Attributes:
@@ -173,10 +173,10 @@ class EntropyBound(ABC):
         if len(log_weights) == 1:
             return single.sum()
         pairs = covariance.pairs(means)
-        return self.bound(Mixture(log_weights, single, *pairs, dimension))
+        return self.bound(MixtureStatistics(log_weights, single, *pairs, dimension))
 
     @abstractmethod
-    def bound(self, mixture: Mixture) -> Tensor:
+    def bound(self, mixture: MixtureStatistics) -> Tensor:
         """() nats, of two components or more."""
 
 
@@ -187,7 +187,7 @@ class JensenBound(EntropyBound):
     so two components may bound the evidence less tightly than one, whose entropy is exact.
     """
 
-    def bound(self, mixture: Mixture) -> Tensor:
+    def bound(self, mixture: MixtureStatistics) -> Tensor:
         constant = mixture.dimension * math.log(2 * math.pi)
         densities = -(constant + mixture.log_determinants + mixture.distances) / 2
         logs = mixture.log_weights
@@ -201,7 +201,7 @@ class PairwiseBound(EntropyBound):
     and section 3.2.
     """
 
-    def bound(self, mixture: Mixture) -> Tensor:
+    def bound(self, mixture: MixtureStatistics) -> Tensor:
         diagonal = mixture.log_determinants.diagonal()
         wider = mixture.log_determinants - (diagonal.unsqueeze(1) + diagonal) / 2
         overlap = (mixture.log_weights - mixture.distances / 4 - wider / 2).logsumexp(-1)

@@ -27,7 +27,7 @@ from rdpgraph.gp.posterior import (
     PairwiseBound,
     VariationalPosterior,
 )
-from rdpgraph.gp.training import Objective, Training
+from rdpgraph.gp.training import EvidenceLowerBound, Training
 
 Label = TypeVar("Label", bound=Hashable)
 _CHOICES = {
@@ -297,9 +297,9 @@ class StructuredGP(Arguments):
         size = 1 if labels is None else tuning.SEQUENCES
         return self._basis.groups(size, features, states, _edge_list(edges, features))
 
-    def _objective(self) -> Objective:
+    def _objective(self) -> EvidenceLowerBound:
         estimator = self.estimator or Reparameterised()
-        return Objective(self.posterior_, self._basis, self._likelihood(), estimator)
+        return EvidenceLowerBound(self.posterior_, self._basis, self._likelihood(), estimator)
 
     def _likelihood(self) -> Likelihood:
         return self.likelihood or ChainLikelihood()

@@ -100,7 +100,7 @@ class SAGA(Optimizer):
 
 
 @dataclass(frozen=True, eq=False)
-class Objective:
+class EvidenceLowerBound:
     """The evidence lower bound of sequences in groups."""
 
     posterior: VariationalPosterior
@@ -177,7 +177,10 @@ class Training:
             )
 
     def run(
-        self, objective: Objective, groups: list[PaddedGroup], generator: torch.Generator | None
+        self,
+        objective: EvidenceLowerBound,
+        groups: list[PaddedGroup],
+        generator: torch.Generator | None,
     ) -> list[float]:
         """Maximise the bound; its estimates, one for each step."""
         parameters = [one for one in objective.posterior.parameters() if one.requires_grad]
@@ -263,7 +266,7 @@ def _stepped(
 
 def _loss(
     optimiser: Optimizer,
-    objective: Objective,
+    objective: EvidenceLowerBound,
     groups: list[PaddedGroup],
     item: int | None,
     generator: torch.Generator | None,
@@ -279,7 +282,7 @@ def _loss(
 
 
 def _bound(
-    objective: Objective,
+    objective: EvidenceLowerBound,
     groups: list[PaddedGroup],
     item: int | None,
     generator: torch.Generator | None,

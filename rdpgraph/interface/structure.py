@@ -382,7 +382,7 @@ def is_tracked(value: object) -> bool:
 
 
 @dataclass(frozen=True)
-class Named:
+class BuiltInStructure:
     """A structure of the library in the registry, which is imported when a graph may be one.
 
     Attributes:
@@ -403,7 +403,7 @@ class Registry:
     """The structures that graphs are matched against, in order of registration."""
 
     def __init__(self) -> None:
-        self._known: dict[str, type[Structure] | Named] = {}
+        self._known: dict[str, type[Structure] | BuiltInStructure] = {}
         self.has_own = False
         """True if a user has registered a structure, which is asked about every graph."""
 
@@ -422,8 +422,8 @@ class Registry:
         self.has_own = True
 
     def add_named(self, place: str, may_be: Callable[[FactorGraph], bool]) -> None:
-        """Register a structure of the library by the place of its class, as `Named` has it."""
-        self._known[place.partition(":")[2]] = Named(place, may_be)
+        """Register a structure of the library by the place of its class (`BuiltInStructure`)."""
+        self._known[place.partition(":")[2]] = BuiltInStructure(place, may_be)
 
     def remove(self, structure: type[Structure]) -> None:
         """Take a structure out again.
@@ -433,16 +433,16 @@ class Registry:
         """
         name = getattr(structure, "__name__", repr(structure))
         known = self._known.get(name)
-        if (known.load() if isinstance(known, Named) else known) is not structure:
+        if (known.load() if isinstance(known, BuiltInStructure) else known) is not structure:
             raise ModelError(f"No structure {name!r:.80} is registered.")
         del self._known[name]
-        self.has_own = not all(isinstance(each, Named) for each in self._known.values())
+        self.has_own = not all(isinstance(each, BuiltInStructure) for each in self._known.values())
 
     @property
     def known(self) -> Mapping[str, type[Any]]:
         """The registered structures by name; those that are not imported yet are imported."""
         return {
-            name: each.load() if isinstance(each, Named) else each
+            name: each.load() if isinstance(each, BuiltInStructure) else each
             for name, each in self._known.items()
         }
 
@@ -453,7 +453,7 @@ class Registry:
             return kept[0][1]
         match = None
         for each in self._known.values():
-            if isinstance(each, Named):
+            if isinstance(each, BuiltInStructure):
                 match = each.load().recognise(graph) if each.may_be(graph) else None
             else:
                 match = each.recognise(graph)

@@ -46,7 +46,7 @@ class Headers:
 
 
 @dataclass(eq=False)
-class _Alike:
+class _BlockGroup:
     """The blocks of one shape, and their tables."""
 
     shape: tuple[int, ...]
@@ -87,7 +87,7 @@ class _Reading:
     def __init__(self, text: BifText, headers: Headers) -> None:
         self._text, self._headers, self._budget = text, headers, MOST_BY_DEFAULT
 
-    def read(self) -> Iterable[_Alike]:
+    def read(self) -> Iterable[_BlockGroup]:
         """The groups of blocks, filled."""
         bodies, data = self._headers.bodies, self._text.data
         groups, lengths = self._groups(), np.diff(bodies)[:, 0]
@@ -114,9 +114,9 @@ class _Reading:
                 self._read_part(group, part)
         return groups
 
-    def _groups(self) -> list[_Alike]:
+    def _groups(self) -> list[_BlockGroup]:
         """The blocks by shape, in the order of the first of each."""
-        groups: list[_Alike] = []
+        groups: list[_BlockGroup] = []
         starts, sizes = self._headers.starts, self._headers.variables.sizes
         arities = np.diff(starts)
         for arity in np.unique(arities).tolist():
@@ -124,7 +124,7 @@ class _Reading:
             scopes = self._headers.members[starts[rows, None] + np.arange(arity)]
             shapes, parts = grouped_rows(torch.from_numpy(sizes[scopes]))
             for shape, part in zip(shapes.tolist(), parts, strict=True):
-                groups.append(_Alike(tuple(shape), rows[part.numpy()]))
+                groups.append(_BlockGroup(tuple(shape), rows[part.numpy()]))
         return sorted(groups, key=lambda group: int(group.blocks[0]))
 
     def read_one_by_one(self) -> None:
@@ -133,7 +133,7 @@ class _Reading:
         for block in range(len(self._headers.bodies)):
             self._read_alone(block, None)
 
-    def _read_part(self, group: _Alike, places: NDArray[np.int64]) -> None:
+    def _read_part(self, group: _BlockGroup, places: NDArray[np.int64]) -> None:
         """Read some blocks of a group, those of tables and those of rows together."""
         data, bodies = self._text.data, self._headers.bodies[group.blocks[places]].tolist()
         texts = [bytes(data[start:end]) for start, end in bodies]
@@ -380,7 +380,7 @@ def _skip_properties(data: Bytes, start: int, end: int) -> int:
     return match.end()
 
 
-def _block_of(group: _Alike, headers: Headers, dtype: torch.dtype) -> Block:
+def _block_of(group: _BlockGroup, headers: Headers, dtype: torch.dtype) -> Block:
     assert group.values is not None  # filled by _Reading.read
     places = group.blocks
     slots = headers.starts[places][:, None] + np.arange(len(group.shape))

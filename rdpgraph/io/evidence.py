@@ -93,7 +93,7 @@ def parse_evidence(text: str | Bytes, *, source: str = "<text>") -> Sequence[Map
         >>> parse_evidence("2  0 1  3 0"), parse_evidence("2  1 0 1  1 0 0")
         ([{'0': 1, '3': 0}], [{'0': 1}, {'0': 0}])
     """
-    listed = _Listed(text, source)
+    listed = _WholeNumbers(text, source)
     if listed.end == 0:
         return [{}]
     count = listed.whole(0, "a number of observed variables, or of samples", listed.end - 1)
@@ -128,7 +128,7 @@ def parse_query(text: str | Bytes, *, source: str = "<text>") -> Sequence[str]:
         >>> parse_query("2  3 0")
         ('3', '0')
     """
-    listed = _Listed(text, source)
+    listed = _WholeNumbers(text, source)
     count = listed.whole(0, "a number of query variables", max(listed.end - 1, 0))
     variables = listed.values[1 : 1 + count]
     ranked = np.sort(variables)
@@ -147,7 +147,7 @@ def parse_query(text: str | Bytes, *, source: str = "<text>") -> Sequence[str]:
 class Rows(Sequence[Mapping[str, int]]):
     """Rows of a file, made on access; equal to a list of the same."""
 
-    def __init__(self, listed: "_Listed", starts: Array) -> None:
+    def __init__(self, listed: "_WholeNumbers", starts: Array) -> None:
         self._listed, self._starts = listed, starts
 
     @overload
@@ -181,7 +181,7 @@ class Rows(Sequence[Mapping[str, int]]):
         return repr(list(self))
 
 
-class _Listed:
+class _WholeNumbers:
     """The numbers of a file as integers, -1 for those that are not whole."""
 
     def __init__(self, text: str | Bytes, source: str) -> None:
@@ -202,7 +202,7 @@ class _Listed:
         return self.numbers.checked_whole(value, place, expected, most)
 
 
-def _starts(listed: _Listed, count: int) -> tuple[Array, int]:
+def _starts(listed: _WholeNumbers, count: int) -> tuple[Array, int]:
     """The offsets of the rows, up to one whose length does not fit, and the place after them."""
     starts, at, end = np.empty(count, dtype=listed.values.dtype), 1, listed.end
     values, places = listed.values.data, starts.data
@@ -214,7 +214,7 @@ def _starts(listed: _Listed, count: int) -> tuple[Array, int]:
     return starts, at
 
 
-def _check_rows(listed: _Listed, starts: Array, end: int) -> None:
+def _check_rows(listed: _WholeNumbers, starts: Array, end: int) -> None:
     """Check rows several at a time; raise an error about the first faulty one."""
     first, piece = 0, np.array(tuning.PIECE, starts.dtype)
     while first < len(starts):
@@ -245,13 +245,13 @@ def _triples(values: Array, starts: Array) -> tuple[Array, Array, Array]:
     return np.repeat(np.arange(len(starts)), lengths), variables, states
 
 
-def _length(listed: _Listed, at: int) -> int:
+def _length(listed: _WholeNumbers, at: int) -> int:
     """The number of variables that a row observes."""
     left = (listed.end - at - 1) // 2
     return listed.whole(at, "a number of observed variables", max(left, 0))
 
 
-def _row(listed: _Listed, at: int) -> EvidenceRow:
+def _row(listed: _WholeNumbers, at: int) -> EvidenceRow:
     """The row ``n v1 s1 ... vn sn`` at a place."""
     end = at + 1 + 2 * _length(listed, at)
     pairs = listed.values[at + 1 : end].reshape(-1, 2)

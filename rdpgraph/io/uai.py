@@ -82,7 +82,7 @@ def format_uai(graph: FactorGraph, *, kind: Literal["MARKOV", "BAYES"] = "MARKOV
 
 
 @dataclass(frozen=True, eq=False)
-class _Alike:
+class _FactorGroup:
     """Factors of one shape: their scopes (F, arity), and their numbers in the file."""
 
     scopes: NDArray[np.int32]
@@ -92,7 +92,7 @@ class _Alike:
 
 def _graph(
     sizes: NDArray[np.int64],
-    groups: list[_Alike],
+    groups: list[_FactorGroup],
     log_values: NDArray[Any],
     source: str,
     dtype: torch.dtype,
@@ -123,7 +123,7 @@ def _graph(
         fail(source, str(error))
 
 
-def _warn_of_sums(groups: list[_Alike], log_values: NDArray[Any], source: str) -> None:
+def _warn_of_sums(groups: list[_FactorGroup], log_values: NDArray[Any], source: str) -> None:
     """Warn of tables of a Bayesian network, children last, whose rows do not sum to one."""
     off, start = SumsOff(), 0
     for group in groups:
@@ -197,9 +197,9 @@ def _by_shape(
     arities: NDArray[np.int8],
     members: NDArray[np.int32],
     most_shapes: int,
-) -> list[_Alike]:
+) -> list[_FactorGroup]:
     """The factors grouped by shape; refuses a scope that repeats a variable."""
-    groups: list[_Alike] = []
+    groups: list[_FactorGroup] = []
     for arity in np.unique(arities).tolist():
         rows = np.flatnonzero(arities == arity).astype(np.int32)
         every = len(rows) == len(arities)
@@ -217,7 +217,7 @@ def _by_shape(
                 "of about 4 kB each; a file of this length may have no more."
             )
         for shape, part in zip(shapes, map(Tensor.numpy, parts), strict=True):
-            groups.append(_Alike(scopes[part], rows[part], tuple(shape.tolist())))
+            groups.append(_FactorGroup(scopes[part], rows[part], tuple(shape.tolist())))
     return groups
 
 
@@ -233,7 +233,9 @@ def _fail_at_repeat(
     numbers.fail(first + start + factor + 1 + slot, expected)
 
 
-def _read_tables(numbers: TokenNumbers, groups: list[_Alike], dtype: torch.dtype) -> NDArray[Any]:
+def _read_tables(
+    numbers: TokenNumbers, groups: list[_FactorGroup], dtype: torch.dtype
+) -> NDArray[Any]:
     """The log-values of the factors, group by group; every length and value is checked."""
     count, end = sum(len(group.rows) for group in groups), numbers.total
     bounds = np.empty(count + 1)  # places of the tables' lengths, and the end
@@ -277,7 +279,7 @@ def _read_tables(numbers: TokenNumbers, groups: list[_Alike], dtype: torch.dtype
     return log_values
 
 
-def _shifts(groups: list[_Alike], bounds: NDArray[np.float64]) -> NDArray[np.int64]:
+def _shifts(groups: list[_FactorGroup], bounds: NDArray[np.float64]) -> NDArray[np.int64]:
     """Offsets, for each factor, from places of values in the file to those of log-values."""
     shifts, start = np.empty(len(bounds) - 1, dtype=np.int64), 0.0
     for rows, sizes in _sized(groups):
@@ -287,7 +289,7 @@ def _shifts(groups: list[_Alike], bounds: NDArray[np.float64]) -> NDArray[np.int
     return shifts
 
 
-def _sized(groups: list[_Alike]) -> Iterator[tuple[NDArray[np.int32], NDArray[np.float64]]]:
+def _sized(groups: list[_FactorGroup]) -> Iterator[tuple[NDArray[np.int32], NDArray[np.float64]]]:
     """Iterate over the factors, group by group, and their numbers of values."""
     rows, sizes, count = list[NDArray[np.int32]](), list[float](), 0
     for group in groups:

@@ -386,11 +386,11 @@ class _Encoded:
         counts = torch.bincount(self.features, minlength=self.size)
         return owner[order], order, counts.cumsum(0) - counts
 
-    def batches(self, labels: int) -> "list[_Batch]":
+    def batches(self, labels: int) -> "list[_PaddedBatch]":
         """Sequences that have tokens, several of about one length together."""
         if labels not in self._batched:
             first = torch.tensor([0, *self.lengths]).cumsum(0).tolist()
-            none, made = int(self.starts.shape[0]) - 1, list[_Batch]()
+            none, made = int(self.starts.shape[0]) - 1, list[_PaddedBatch]()
             order = sorted(
                 (r for r, n in enumerate(self.lengths) if n), key=self.lengths.__getitem__
             )
@@ -401,12 +401,14 @@ class _Encoded:
                 place = torch.full((len(rows), longest), none)
                 for at, row in enumerate(rows):
                     place[at, : self.lengths[row]] = torch.arange(first[row], first[row + 1])
-                made.append(_Batch(rows, place, torch.tensor([self.lengths[row] for row in rows])))
+                made.append(
+                    _PaddedBatch(rows, place, torch.tensor([self.lengths[row] for row in rows]))
+                )
             self._batched[labels] = made
         return self._batched[labels]
 
     @cached_property
-    def _batched(self) -> "dict[int, list[_Batch]]":
+    def _batched(self) -> "dict[int, list[_PaddedBatch]]":
         return {}
 
     def padded(self, weights: Tensor) -> Tensor:
@@ -421,7 +423,7 @@ class _Encoded:
 
 
 @dataclass(frozen=True, eq=False)
-class _Batch:
+class _PaddedBatch:
     """Some sequences, padded to the length of the longest."""
 
     rows: list[int]

@@ -19,7 +19,7 @@ _BITS = 0xFFFFFFFF  # of hashes that are stored
 _SHORT = 1 << 32  # length of text up to which offsets take four bytes
 
 
-class Listing(Sequence[T]):
+class LazyTuple(Sequence[T]):
     """A sequence that equals, and prints as, the tuple of its entries."""
 
     __slots__ = ()
@@ -43,7 +43,7 @@ class Listing(Sequence[T]):
         return map(self.entry, range(len(self)))
 
     def __eq__(self, other: object) -> bool:
-        if not isinstance(other, tuple | Listing):
+        if not isinstance(other, tuple | LazyTuple):
             return NotImplemented
         return len(self) == len(other) and all(map(eq, self, other))
 
@@ -75,7 +75,7 @@ class Numbers(Mapping[T, int]):
         return self._count
 
 
-class NumberedNames(Listing[str]):
+class NumberedNames(LazyTuple[str]):
     """Distinct names in order, with lookup; equal to a tuple of them."""
 
     __slots__ = ()
@@ -339,7 +339,7 @@ class StateLists:
         return bytes(self._text[self._ends[number] : self._ends[number + 1]])
 
 
-class CompactVariables(Listing[Variable]):
+class CompactVariables(LazyTuple[Variable]):
     """Single variables of different names; equal to a tuple of them.
 
     A variable takes 12 bytes beside its name; its object is made on first access. ``sizes`` (V,)

@@ -25,8 +25,8 @@ from rdpgraph.plan.orders import (
 )
 from rdpgraph.plan.plan import Cost, cost, predicted_seconds
 from rdpgraph.plan.tree import (
+    ContractionStep,
     ContractionTree,
-    Step,
     Topology,
     Workbench,
     tree_from_order,
@@ -84,15 +84,15 @@ def search(
         quick = sum(part.predicted() for part in parts) < effort.EASY_SECONDS
         if (fits and quick) or clock.now() >= end:
             break
-        max(waiting, key=_Part.rank).improve(rng, end)
+        max(waiting, key=_Component.rank).improve(rng, end)
     return _joined(topology, parts)
 
 
 def _parts(
     topology: Topology, last: Set[int], memory_elements: float, batch: int, deadline: float
-) -> list["_Part"]:
+) -> list["_Component"]:
     """Distinct components, each with all its places in the topology."""
-    parts: dict[object, _Part] = {}
+    parts: dict[object, _Component] = {}
     for tensors in topology.components():
         if len(tensors) > effort.GREEDY_VARIABLES and clock.now() > deadline:
             raise BudgetError(_out_of_reach(topology.num_variables, len(tensors)))
@@ -105,7 +105,7 @@ def _parts(
         signature = ranked, sizes, late
         part = parts.get(signature)
         if part is None:
-            part = _Part(Topology(ranked, sizes), late, deadline)
+            part = _Component(Topology(ranked, sizes), late, deadline)
             parts[signature] = part
         part.places.append((tensors, names))
     for part in parts.values():
@@ -114,7 +114,7 @@ def _parts(
     return list(parts.values())
 
 
-class _Part:
+class _Component:
     """A component and its copies: the peeled prefix, the core, and the best core tree so far."""
 
     def __init__(self, topology: Topology, last: Set[int], deadline: float) -> None:
@@ -258,7 +258,7 @@ class _Part:
         if self.best is None or self.rank(tree_cost) < self.rank():
             self.best, self.cost = tree, tree_cost
 
-    def steps(self) -> list[Step]:
+    def steps(self) -> list[ContractionStep]:
         """Return the steps of the whole component, those of the prefix first."""
         steps = list(self.bench.steps)
         if self.best is None:
@@ -277,18 +277,22 @@ def _out_of_reach(variables: int, factors: int) -> str:
 
 
 def _renamed(
-    steps: tuple[Step, ...] | list[Step], ids: list[int], names: tuple[int, ...]
-) -> list[Step]:
+    steps: tuple[ContractionStep, ...] | list[ContractionStep],
+    ids: list[int],
+    names: tuple[int, ...],
+) -> list[ContractionStep]:
     """Steps with other numbers for tensors and variables (ascending ones, so scopes stay so)."""
     return [
-        Step(ids[left], ids[right] if right >= 0 else -1, tuple([names[v] for v in scope]))
+        ContractionStep(
+            ids[left], ids[right] if right >= 0 else -1, tuple([names[v] for v in scope])
+        )
         for left, right, scope in steps
     ]
 
 
-def _joined(topology: Topology, parts: list[_Part]) -> ContractionTree:
+def _joined(topology: Topology, parts: list[_Component]) -> ContractionTree:
     """Steps of all parts, once per copy, in the topology's numbers."""
-    joined: list[Step] = []
+    joined: list[ContractionStep] = []
     for part in parts:
         steps = part.steps()
         for tensors, names in part.places:

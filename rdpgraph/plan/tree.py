@@ -96,7 +96,7 @@ def component_labels(left: Integers, right: Integers, count: int) -> Integers:
             labels = jumped
 
 
-class Step(NamedTuple):
+class ContractionStep(NamedTuple):
     """Multiply two tensors and sum out every variable that is not in `scope`.
 
     `right == -1` means that `left` alone is reduced. A named tuple, because a large forest has
@@ -126,7 +126,7 @@ class Workbench:
         self.alive = bytearray(b"\1") * len(self.scopes)
         self.counts: list[int] = [0] * len(self.sizes)
         self.uses: list[list[int]] = [[] for _ in self.sizes]
-        self.steps: list[Step] = []
+        self.steps: list[ContractionStep] = []
         self.flops = 0
         self.stored = 0
         for tensor, scope in enumerate(self.scopes):
@@ -238,7 +238,7 @@ class Workbench:
 
     def _append(self, left: int, right: int, scope: tuple[int, ...], level: int) -> int:
         tensor = len(self.scopes)
-        self.steps.append(Step(left, right, scope))
+        self.steps.append(ContractionStep(left, right, scope))
         volume = prod([self.sizes[v] for v in scope])
         self.scopes.append(scope)
         self.volumes.append(volume)
@@ -259,7 +259,7 @@ class ContractionTree:
     """
 
     topology: Topology
-    steps: tuple[Step, ...] = field(repr=False)
+    steps: tuple[ContractionStep, ...] = field(repr=False)
 
     @cached_property
     def scopes(self) -> tuple[tuple[int, ...], ...]:
@@ -296,7 +296,7 @@ class ContractionTree:
         # Steps refer to scopes by number, and to results of earlier steps.
         places = dict(pairs)
         steps = (
-            Step(places.get(left, left), places.get(right, right), scope)
+            ContractionStep(places.get(left, left), places.get(right, right), scope)
             for left, right, scope in self.steps
         )
         return ContractionTree(topology, tuple(steps))

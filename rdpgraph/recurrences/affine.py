@@ -123,13 +123,15 @@ class Facts:
 
     def __init__(self, given: Iterable[Affine]) -> None:
         """Take forms that are at least 0."""
-        self._parts: list[_Part] = []
+        self._parts: list[_ConnectedForms] = []
         for form in dict.fromkeys(given):
             # Forms that share no name, not even through others, say nothing of one another.
             touching = [part for part in self._parts if part.names & form.names]
             self._parts = [part for part in self._parts if not part.names & form.names]
             forms = [form, *(known for part in touching for known in part.forms)]
-            self._parts.append(_Part(forms, form.names.union(*(part.names for part in touching))))
+            self._parts.append(
+                _ConnectedForms(forms, form.names.union(*(part.names for part in touching)))
+            )
 
     def imply(self, claim: Affine) -> bool:
         """Return whether a form is proved to be at least 0."""
@@ -139,7 +141,7 @@ class Facts:
         return follows(claim, [form for part in touching for form in part.forms])
 
 
-class _Part:
+class _ConnectedForms:
     """Forms that share names, and small numbers for which all of them are at least 0."""
 
     def __init__(self, forms: list[Affine], names: frozenset[str]) -> None:

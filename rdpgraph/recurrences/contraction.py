@@ -13,7 +13,7 @@ from rdpgraph.recurrences.semirings import Prepared, Semiring
 
 
 @dataclass(frozen=True, eq=False)
-class Named:
+class NamedTensor:
     """A tensor (items, *dims) whose dims have names; items: 1 where all have the same.
 
     Attributes:
@@ -105,9 +105,9 @@ def plan_steps(
 
 
 def contract(
-    semiring: Semiring, factors: Sequence[Named], steps: Sequence[Step],
+    semiring: Semiring, factors: Sequence[NamedTensor], steps: Sequence[Step],
     kept: dict[tuple[object, ...], Prepared],
-) -> Named:  # fmt: skip
+) -> NamedTensor:  # fmt: skip
     """The sum of the product of factors, by steps that were planned for their names.
 
     Args:
@@ -128,18 +128,18 @@ def contract(
 # ---- values that are split between processes ----
 
 
-def gather_whole(x: Named) -> Named:
+def gather_whole(x: NamedTensor) -> NamedTensor:
     """The values of all processes."""
     if x.split is None:
         return x
     assert x.shard is not None
-    return Named(x.shard.gather(x.values, 1 + x.names.index(x.split)), x.names)
+    return NamedTensor(x.shard.gather(x.values, 1 + x.names.index(x.split)), x.names)
 
 
 def _joined_in_parts(
-    semiring: Semiring, x: Named, y: Named, summed: Sequence[str],
+    semiring: Semiring, x: NamedTensor, y: NamedTensor, summed: Sequence[str],
     kept: dict[tuple[object, ...], Prepared],
-) -> Named:  # fmt: skip
+) -> NamedTensor:  # fmt: skip
     """`_joined` where x is split, and y may be: the product with the part here.
 
     Each process multiplies its part by what goes with it, and sums over the entries that it has.
@@ -153,25 +153,25 @@ def _joined_in_parts(
         y = gather_whole(y)
         there = split in y.names
         values = shard.part(y.values, 1 + y.names.index(split)) if there else shard.copy(y.values)
-        y = Named(values, y.names)
+        y = NamedTensor(values, y.names)
     here = _joined(semiring, replace(x, split=None), replace(y, split=None), summed, kept)
     return _added_up(semiring, here, split, shard)
 
 
-def _added_up(semiring: Semiring, here: Named, split: str, shard: Shard) -> Named:
+def _added_up(semiring: Semiring, here: NamedTensor, split: str, shard: Shard) -> NamedTensor:
     """What a process has computed with its part: a part, or the sum of what all have computed."""
     if split in here.names:
         return replace(here, split=split, shard=shard)
-    return Named(semiring.sum(shard.stack(here.values), [0]), here.names)
+    return NamedTensor(semiring.sum(shard.stack(here.values), [0]), here.names)
 
 
 # ---- sums and products ----
 
 
-def _summed(semiring: Semiring, x: Named, summed: Sequence[str]) -> Named:
+def _summed(semiring: Semiring, x: NamedTensor, summed: Sequence[str]) -> NamedTensor:
     dims = [1 + x.names.index(name) for name in summed]
     rest = tuple(name for name in x.names if name not in summed)
-    here = Named(semiring.sum(x.values, dims), rest)
+    here = NamedTensor(semiring.sum(x.values, dims), rest)
     if x.split is None:
         return here
     assert x.shard is not None
@@ -179,9 +179,9 @@ def _summed(semiring: Semiring, x: Named, summed: Sequence[str]) -> Named:
 
 
 def _joined(
-    semiring: Semiring, x: Named, y: Named, summed: Sequence[str],
+    semiring: Semiring, x: NamedTensor, y: NamedTensor, summed: Sequence[str],
     kept: dict[tuple[object, ...], Prepared],
-) -> Named:  # fmt: skip
+) -> NamedTensor:  # fmt: skip
     """The product of two factors, summed over some names that both have."""
     if x.split is not None:
         return _joined_in_parts(semiring, x, y, summed, kept)
@@ -198,7 +198,7 @@ def _joined(
         # Nothing is read twice, so a matrix product saves nothing.
         names = (*shared, *summed, *left, *right)
         values = semiring.multiply(x.arranged(names), y.arranged(names))
-        product = Named(values, names)
+        product = NamedTensor(values, names)
         return _summed(semiring, product, summed) if summed else product
     rows, lead_x, size_x = _as_matrix(x, shared, left, summed, fold=len(y.values) == 1)
     key = (id(y.values), tuple(shared), tuple(summed), len(x.values) == 1)
@@ -216,11 +216,11 @@ def _joined(
         values = values.movedim(1 + len(shared), 0).flatten(0, 1)
     elif len(size_y) > len(right):
         values = values.movedim(1 + len(shared) + len(left), 0).flatten(0, 1)
-    return Named(values, names)
+    return NamedTensor(values, names)
 
 
 def _as_matrix(
-    x: Named, shared: Sequence[str], own: Sequence[str], summed: Sequence[str], *, fold: bool
+    x: NamedTensor, shared: Sequence[str], own: Sequence[str], summed: Sequence[str], *, fold: bool
 ) -> tuple[Tensor, int, list[int]]:
     """(items, *shared, rows, columns), how many items, and the sizes that are the rows.
 
@@ -246,7 +246,7 @@ def entries_at(values: Tensor, flat: Tensor) -> Tensor:
     return values[item if len(values) > 1 else 0, flat]
 
 
-def merge_names(values: Tensor, names: Sequence[str]) -> Named:
+def merge_names(values: Tensor, names: Sequence[str]) -> NamedTensor:
     """(items, *dims) with names; of two dims of one name, the entries where both are the same."""
     names = [*names]
     for name in dict.fromkeys(names):
@@ -255,4 +255,4 @@ def merge_names(values: Tensor, names: Sequence[str]) -> Named:
             other = names.index(name, one + 1)
             values = values.diagonal(dim1=1 + one, dim2=1 + other)
             names = [*(n for k, n in enumerate(names) if k not in (one, other)), name]
-    return Named(values, tuple(names))
+    return NamedTensor(values, tuple(names))

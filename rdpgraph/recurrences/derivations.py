@@ -22,7 +22,7 @@ from rdpgraph._core import tuning
 from rdpgraph.recurrences.affine import Affine, evaluate_form
 from rdpgraph.recurrences.evaluation import fill
 from rdpgraph.recurrences.interpreter import STEP, Run
-from rdpgraph.recurrences.program import Lookup, Program, Read, Row, Rule, Table, inside
+from rdpgraph.recurrences.program import CellTable, Lookup, Program, Read, Row, Rule, inside
 from rdpgraph.recurrences.semirings import LogSum, Max
 
 Pick = Callable[[Tensor], Tensor]
@@ -179,7 +179,7 @@ class _Nodes:
         rank: the place in the list of the cell's best derivations.
     """
 
-    table: Table
+    table: CellTable
     item: Tensor
     axes: Mapping[str, Tensor]
     draw: Tensor
@@ -257,7 +257,7 @@ class _Cells:
         """(Q,) the numbers of nodes."""
         return self._place(nodes.table, nodes.item, nodes.axes)
 
-    def _place(self, table: Table, item: Tensor, axes: Mapping[str, Any]) -> Tensor:
+    def _place(self, table: CellTable, item: Tensor, axes: Mapping[str, Any]) -> Tensor:
         """The numbers of cells of a table."""
         shape = self.shapes[table.name]
         row = item * shape.steps + evaluate_form(table.order, {**self.sizes, **axes})
@@ -294,7 +294,7 @@ class _Cells:
 
     # ---- nodes and alternatives ----
 
-    def steps(self, *, downwards: bool = False) -> Iterator[tuple[Table, int]]:
+    def steps(self, *, downwards: bool = False) -> Iterator[tuple[CellTable, int]]:
         """All tables and steps in the order of computation, or the other way round."""
         found = [
             (table, step)
@@ -304,7 +304,9 @@ class _Cells:
         ]
         return reversed(found) if downwards else iter(found)
 
-    def nodes_at(self, table: Table, step: int, wanted: Tensor | None = None) -> Iterator[_Nodes]:
+    def nodes_at(
+        self, table: CellTable, step: int, wanted: Tensor | None = None
+    ) -> Iterator[_Nodes]:
         """The cells of a table in a step that are possible, and not -inf in ``wanted``."""
         shape, values = self.shapes[table.name], self.values[table.name]
         dims = {**shape.places, **shape.labels}
@@ -322,7 +324,7 @@ class _Cells:
         for start in range(0, len(item), block):
             yield nodes.of(slice(start, start + block))
 
-    def block(self, table: Table, times: int = 1) -> int:
+    def block(self, table: CellTable, times: int = 1) -> int:
         """How many nodes of a table have about as many alternatives as a block of memory."""
         counts = [
             math.prod(self._count(rule, name) for name in rule.over)
@@ -396,7 +398,7 @@ class _Cells:
         return holds
 
     def _read_axes(
-        self, table: Table, read: Read, item: Tensor, axes: Mapping[str, Any]
+        self, table: CellTable, read: Read, item: Tensor, axes: Mapping[str, Any]
     ) -> dict[str, Any]:
         """The coordinates of the cells of a table that are read."""
         pairs = zip(table.axes, read.index, strict=True)
@@ -413,7 +415,7 @@ class _Cells:
             axes[row.variable] = axes[row.variable] + self._begin(row, nodes.item, axes)
         return _Nodes(nodes.table, nodes.item, axes, nodes.draw)
 
-    def child(self, table: Table, read: Read, at: _Nodes, rank: Tensor) -> _Nodes:
+    def child(self, table: CellTable, read: Read, at: _Nodes, rank: Tensor) -> _Nodes:
         """The nodes that are read at some points."""
         axes = self._read_axes(table, read, at.item, at.axes)
         axes = {axis: x + torch.zeros_like(at.item) for axis, x in axes.items()}

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 
 from torch import Tensor
 
-from rdpgraph._core.shards import Part
+from rdpgraph._core.shards import LocalPart
 from rdpgraph.errors import UnsupportedError
 from rdpgraph.recurrences.interpreter import Run
 from rdpgraph.recurrences.lists import fill_by_cells
@@ -14,7 +14,7 @@ from rdpgraph.recurrences.semirings import Semiring
 
 def evaluate(
     program: Program, inputs: Mapping[str, Tensor], lengths: Mapping[str, Tensor | int],
-    sizes: Mapping[str, int], semiring: Semiring, parts: Mapping[str, Part] | None = None,
+    sizes: Mapping[str, int], semiring: Semiring, parts: Mapping[str, LocalPart] | None = None,
 ) -> Tensor:  # fmt: skip
     """The goal of each item, (items,); `semiring.one` where its ends are before the first cells.
 

@@ -1,8 +1,9 @@
 """Recurrences by compiled code, on the CPU in float32 and float64.
 
-A `Plan` has what follows from a program, and records for sizes that were seen. A run has the
-numbers of all tables, relative to levels in float64 so that long recurrences keep their digits; it
-is lent to one autograd node at a time and then to the next of the same sizes.
+An `Executable` has what follows from a program, and records for sizes that were seen. An
+`_ExecutorState` has the numbers of all tables, relative to levels in float64 so that long
+recurrences keep their digits; it is lent to one autograd node at a time and then to the next of the
+same sizes.
 
 First derivatives are compiled, too; those of derivatives come from the interpreter, and so does
 every answer to a program that `lowering` has no stages for.
@@ -89,7 +90,7 @@ class Records:
 
 
 @dataclass(frozen=True, eq=False)
-class Layout:
+class CallLayout:
     """A program at the shapes and lengths of a call.
 
     Attributes:
@@ -112,14 +113,14 @@ class Layout:
     apart: "array[int]"
 
 
-class Plan:
+class Executable:
     """A program as the executor takes it, and its records at the sizes that were seen."""
 
     def __init__(self, program: Program) -> None:
         """Lower a program; UnloweredError where the executor lacks a stage for it."""
         self.program, self.lowered = program, lower(program)
         self._known: dict[tuple[object, ...], Records] = {}
-        self._layouts: dict[tuple[object, ...], Layout] = {}
+        self._layouts: dict[tuple[object, ...], CallLayout] = {}
         self.whole = tuple(one.whole for one in program.inputs)
         self.first = self.whole.index(False)  # the first input of logs
 
@@ -157,7 +158,7 @@ class Plan:
     def layout(
         self, inputs: Sequence[Tensor], lengths: Mapping[str, Tensor | int],
         sizes: Mapping[str, int],
-    ) -> Layout:  # fmt: skip
+    ) -> CallLayout:  # fmt: skip
         """What depends on shapes and lengths; kept for some of the lengths of few items."""
         shapes = [x.shape for x in inputs]
         key: list[object] | None = [*shapes, *sizes.values(), inputs[self.first].dtype]
@@ -182,7 +183,7 @@ class Plan:
     def _laid_out(
         self, inputs: Sequence[Tensor], lengths: Mapping[str, Tensor | int],
         sizes: Mapping[str, int],
-    ) -> Layout:  # fmt: skip
+    ) -> CallLayout:  # fmt: skip
         counts = [x.shape[0] for x in inputs]
         items = max(counts + [x.shape[0] for x in lengths.values() if isinstance(x, Tensor)])
         numbers = [x.numel() for x in inputs]
@@ -199,7 +200,7 @@ class Plan:
         ])  # fmt: skip
         width = inputs[self.first].element_size()
         kinds = list(zip(numbers, strides, self.whole, strict=True))
-        return Layout(
+        return CallLayout(
             records, items, goals,
             torch.stack([goal.steps for goal in goals]),
             torch.stack([cells, torch.stack([goal.rows for goal in goals])]),
@@ -308,10 +309,10 @@ class Goal:
 
 
 @functools.lru_cache(maxsize=256)
-def plan_of(program: Program) -> Plan | None:
-    """The plan of a program; None where the executor lacks a stage for it."""
+def executable_of(program: Program) -> Executable | None:
+    """The executable of a program; None where the executor lacks a stage for it."""
     try:
-        return Plan(program)
+        return Executable(program)
     except UnloweredError:
         return None
 
@@ -323,7 +324,7 @@ def serves(program: Program, inputs: Sequence[Tensor], sizes: Mapping[str, int])
         bool(logs)
         and all(x.device.type == "cpu" for x in inputs)
         and (all(sizes.values()) or all(size.evaluate(sizes) for size in program.ranges.values()))
-        and plan_of(program) is not None
+        and executable_of(program) is not None
         and LIBRARY.available(logs[0].dtype)
     )
 
@@ -331,7 +332,7 @@ def serves(program: Program, inputs: Sequence[Tensor], sizes: Mapping[str, int])
 # ---- runs ----
 
 
-class _Run:
+class _ExecutorState:
     """The numbers and levels of all tables, and the executor's own state."""
 
     def __init__(self, dtype: torch.dtype, items: int, records: Records) -> None:
@@ -362,14 +363,14 @@ class _Run:
 class _Lease:
     """A run for as long as this is alive; then it waits for others of its kind."""
 
-    idle: dict[tuple[object, ...], list[_Run]] = {}  # noqa: RUF012
+    idle: dict[tuple[object, ...], list[_ExecutorState]] = {}  # noqa: RUF012
 
     def __init__(
         self, key: tuple[object, ...], dtype: torch.dtype, items: int, records: Records
     ) -> None:
         waiting = self.idle.get(key)
         self.key = key
-        self.run = waiting.pop() if waiting else _Run(dtype, items, records)
+        self.run = waiting.pop() if waiting else _ExecutorState(dtype, items, records)
 
     def __del__(self) -> None:
         waiting = self.idle.setdefault(self.key, [])
@@ -390,7 +391,7 @@ class Upward:
         dtype: of the inputs that were given, whatever that of the pass.
     """
 
-    plan: Plan
+    executable: Executable
     lease: _Lease
     inputs: tuple[Tensor, ...]
     goals: tuple[Goal, ...]
@@ -426,12 +427,12 @@ def run_up(
     Raises:
         ModelError: an input has a NaN or +inf.
     """
-    plan = plan_of(program)
-    assert plan is not None
+    executable = executable_of(program)
+    assert executable is not None
     inputs = tuple(x.detach().contiguous() for x in inputs)
-    layout = plan.layout(inputs, lengths, sizes)
-    records, items, dtype = layout.records, layout.items, inputs[plan.first].dtype
-    lease = _Lease((id(plan), id(records), items, dtype, best), dtype, items, records)
+    layout = executable.layout(inputs, lengths, sizes)
+    records, items, dtype = layout.records, layout.items, inputs[executable.first].dtype
+    lease = _Lease((id(executable), id(records), items, dtype, best), dtype, items, records)
     run = lease.run
     value = torch.empty(items, dtype=dtype, device="cpu")
     data = _pointers([run.values, *inputs])
@@ -454,7 +455,7 @@ def run_up(
         wide = [x.double() if x.is_floating_point() else x for x in inputs]
         up = run_up(program, wide, lengths, sizes, best=False, keep=keep)
         return replace(up, value=up.value.to(dtype), dtype=dtype)
-    return Upward(plan, lease, inputs, layout.goals, value, sizes, dtype)
+    return Upward(executable, lease, inputs, layout.goals, value, sizes, dtype)
 
 
 def _pointers(tensors: Sequence[Tensor | None]) -> "array[int]":
@@ -509,7 +510,7 @@ def rows_of(up: Upward, table: str) -> Tensor:
 
 def _rows_in(up: Upward, values: Tensor, table: str) -> Tensor:
     """The part of values like those of tables that a table has."""
-    count, rows = up.plan.extents(up.sizes)[table]
+    count, rows = up.executable.extents(up.sizes)[table]
     start = up.records.at[table]
     return values[:, start : start + count].unflatten(1, (rows, -1))
 
@@ -752,7 +753,7 @@ def score_reads(inputs: Sequence[Tensor], reads: Tensor, count: int, items: int)
     return scores.view(count, items)
 
 
-def _reads(run: _Run, many: int) -> Tensor:
+def _reads(run: _ExecutorState, many: int) -> Tensor:
     """What the library has noted last."""
     reads = torch.empty(many, 4, dtype=torch.int64, device="cpu")
     _function("read", run.dtype)(run.handle, reads.data_ptr())

@@ -20,11 +20,11 @@ from rdpgraph.recurrences.affine import Affine, Facts
 from rdpgraph.recurrences.parsing import Line, is_size
 from rdpgraph.recurrences.program import (
     Array,
+    CellTable,
     Lookup,
     Program,
     Read,
     Rule,
-    Table,
     inside,
     points,
 )
@@ -471,7 +471,7 @@ class _Sketch:
             made.append(replace(draft, ranges=ranges))
         return made
 
-    def holding(self, draft: _Draft, tables: Mapping[str, Table]) -> list[Affine]:
+    def holding(self, draft: _Draft, tables: Mapping[str, CellTable]) -> list[Affine]:
         """Forms that are at least 0 wherever a rule adds something."""
         forms = [*self._limits(draft)]
         for name, size in draft.ranges.items():
@@ -523,7 +523,7 @@ def _at_most(one: Affine, other: Affine) -> bool:
 def _with_labels(
     sketch: _Sketch, sizes: Mapping[str, tuple[Affine, ...]], drafts: list[_Draft],
     goals: Sequence[Read],
-) -> tuple[set[tuple[int | str, str | int]], list[Table], list[tuple[str, ...]]]:  # fmt: skip
+) -> tuple[set[tuple[int | str, str | int]], list[CellTable], list[tuple[str, ...]]]:  # fmt: skip
     """The labels, and what `_with_orders` makes of the tables.
 
     An axis in which tables are read at data is one of labels if all else is ordered without it, as
@@ -531,7 +531,9 @@ def _with_labels(
     """
 
     def ordered(labels: set[tuple[int | str, str | int]]) -> Any:
-        tables = {name: Table(name, sketch.axes[name], sizes[name], (), Affine()) for name in sizes}
+        tables = {
+            name: CellTable(name, sketch.axes[name], sizes[name], (), Affine()) for name in sizes
+        }
         tables = _with_domains(tables, drafts, sketch, labels)
         return labels, *_with_orders(sketch.owner, tables, drafts, sketch, labels)
 
@@ -635,9 +637,9 @@ def _is_range(form: Affine, ranges: Mapping[str, Affine]) -> bool:
 
 
 def _with_domains(
-    tables: dict[str, Table], drafts: list[_Draft], sketch: _Sketch,
+    tables: dict[str, CellTable], drafts: list[_Draft], sketch: _Sketch,
     labels: set[tuple[int | str, str | int]],
-) -> dict[str, Table]:  # fmt: skip
+) -> dict[str, CellTable]:  # fmt: skip
     """The tables with the inequalities between their axes that all their rules keep to."""
     # Where an axis is read at data no inequality says whether the cell is there, so all are.
     data: set[tuple[int | str, str | int]] = {
@@ -676,12 +678,12 @@ def _with_domains(
     return tables
 
 
-def _ends(table: Table) -> list[Affine]:
+def _ends(table: CellTable) -> list[Affine]:
     axes = zip(table.axes, table.sizes, strict=True)
     return [form for axis, size in axes for form in (Affine.of(axis), size - 1 - axis)]
 
 
-def _candidates(table: Table, labels: set[tuple[int | str, str | int]]) -> Iterator[Affine]:
+def _candidates(table: CellTable, labels: set[tuple[int | str, str | int]]) -> Iterator[Affine]:
     """Inequalities that a domain may have: differences of axes, and sums of two of them."""
     axes = [axis for k, axis in enumerate(table.axes) if (table.name, k) not in labels]
     for one, other in permutations(axes, 2):
@@ -697,9 +699,9 @@ def _double_differences(axes: Sequence[str]) -> Iterator[Affine]:
 
 
 def _with_orders(
-    owner: str, tables: dict[str, Table], drafts: list[_Draft], sketch: _Sketch,
+    owner: str, tables: dict[str, CellTable], drafts: list[_Draft], sketch: _Sketch,
     labels: set[tuple[int | str, str | int]],
-) -> tuple[list[Table], list[tuple[str, ...]]]:  # fmt: skip
+) -> tuple[list[CellTable], list[tuple[str, ...]]]:  # fmt: skip
     """The tables with their orders, in the sequence in which those of one step are computed.
 
     And the groups of tables whose order data decide, if these point to smaller places.
@@ -709,7 +711,7 @@ def _with_orders(
         reads[draft.rule.table] += [
             (draft, read) for read in draft.rule.factors if read.array in tables
         ]
-    done: dict[str, Table] = {}
+    done: dict[str, CellTable] = {}
     by_data: list[tuple[str, ...]] = []
     for group in _components({n: [r.array for _, r in each] for n, each in reads.items()}):
         found = _ordered(group, tables, reads, done, sketch, labels)
@@ -724,7 +726,7 @@ def _with_orders(
 
 
 def _earlier_cells(
-    group: list[str], tables: Mapping[str, Table],
+    group: list[str], tables: Mapping[str, CellTable],
     reads: Mapping[str, list[tuple[_Draft, Read]]], labels: set[tuple[int | str, str | int]],
 ) -> Iterator[tuple[_Draft, Affine]]:  # fmt: skip
     """What data may be supposed to keep to where rules read tables of their own group at data.
@@ -762,11 +764,11 @@ def _components(graph: Mapping[str, Sequence[str]]) -> list[list[str]]:
 
 
 def _ordered(
-    group: list[str], tables: Mapping[str, Table],
-    reads: Mapping[str, list[tuple[_Draft, Read]]], done: Mapping[str, Table],
+    group: list[str], tables: Mapping[str, CellTable],
+    reads: Mapping[str, list[tuple[_Draft, Read]]], done: Mapping[str, CellTable],
     sketch: _Sketch, labels: set[tuple[int | str, str | int]],
     supposed: Sequence[tuple[_Draft, Affine]] = (),
-) -> list[Table] | None:  # fmt: skip
+) -> list[CellTable] | None:  # fmt: skip
     """Orders of tables that read each other, which agree with those that are done; or None."""
     # What holds where a rule reads: with the domains of all tables.
     given = {
@@ -782,7 +784,7 @@ def _ordered(
     }
     known: dict[tuple[int, ...], int] = {}
 
-    def lead(draft: _Draft, read: Read, order: Affine, other: Table) -> int:
+    def lead(draft: _Draft, read: Read, order: Affine, other: CellTable) -> int:
         """By how much an order is larger than that of a cell that is read: 1, 0, or -1 for neither.
 
         Every proof is made once.
@@ -793,7 +795,7 @@ def _ordered(
             known[key] = 1 if facts.imply(gap - 1) else 0 if facts.imply(gap) else -1
         return known[key]
 
-    def extend(chosen: dict[str, Table], later: dict[str, set[str]]) -> list[Table] | None:
+    def extend(chosen: dict[str, CellTable], later: dict[str, set[str]]) -> list[CellTable] | None:
         """Tables of the group in sequence; ``later`` has those that each reads in its step."""
         rest = [name for name in group if name not in chosen]
         if not rest:
@@ -830,7 +832,7 @@ def _ordered(
     return extend({}, {})
 
 
-def _order_at(table: Table, read: Read) -> Affine:
+def _order_at(table: CellTable, read: Read) -> Affine:
     """The step of the cell that is read."""
     return table.order.substitute(
         {
@@ -854,7 +856,7 @@ def _sequence(group: Iterable[str], later: Mapping[str, set[str]]) -> list[str] 
 
 
 def _orders(
-    table: Table, reads: Sequence[Read], done: Mapping[str, Table],
+    table: CellTable, reads: Sequence[Read], done: Mapping[str, CellTable],
     labels: set[tuple[int | str, str | int]],
 ) -> Iterator[Affine]:  # fmt: skip
     """Forms that may order a table, simplest first, each at least 0 on its domain."""
@@ -880,7 +882,7 @@ def _orders(
 
 
 def _unordered(
-    owner: str, group: list[str], tables: Mapping[str, Table],
+    owner: str, group: list[str], tables: Mapping[str, CellTable],
     reads: Mapping[str, list[tuple[_Draft, Read]]], sketch: _Sketch,
 ) -> ModelError:  # fmt: skip
     """The error for tables that no form orders, with a place where a cell is read too early."""
@@ -914,7 +916,7 @@ def _unordered(
 
 
 def _named_apart(
-    drafts: list[_Draft], tables: list[Table], labels: set[tuple[int | str, str | int]]
+    drafts: list[_Draft], tables: list[CellTable], labels: set[tuple[int | str, str | int]]
 ) -> tuple[dict[str, Affine], frozenset[str], list[Rule]]:
     """Give variables of other ranges, or of which one is a label, other names.
 
@@ -929,7 +931,7 @@ def _named_apart(
             name = _free_name(axis, size, (table.name, k) in labels, ranges, kinds)
             moves[axis] = Affine.of(name)
         renamed[table.name] = moves
-        tables[position] = Table(
+        tables[position] = CellTable(
             table.name, tuple(moves[axis].bare or axis for axis in table.axes), table.sizes,
             tuple(form.substitute(moves) for form in table.domain), table.order.substitute(moves),
         )  # fmt: skip
@@ -973,7 +975,7 @@ def _free_name(
 
 
 def _simplified(
-    rule: Rule, tables: Mapping[str, Table], sketch: _Sketch, ranges: Mapping[str, Affine]
+    rule: Rule, tables: Mapping[str, CellTable], sketch: _Sketch, ranges: Mapping[str, Affine]
 ) -> Rule:
     """A rule without the guards that follow from what it reads and where its table is defined."""
     table = tables[rule.table]

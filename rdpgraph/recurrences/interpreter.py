@@ -21,11 +21,11 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from rdpgraph._core.cache import cached_property, remembered
-from rdpgraph._core.shards import Part
+from rdpgraph._core.shards import LocalPart
 from rdpgraph.errors import UnsupportedError
 from rdpgraph.recurrences.affine import Affine, evaluate_form
 from rdpgraph.recurrences.contraction import (
-    Named,
+    NamedTensor,
     Step,
     contract,
     entries_at,
@@ -33,7 +33,7 @@ from rdpgraph.recurrences.contraction import (
     plan_steps,
 )
 from rdpgraph.recurrences.links import with_links
-from rdpgraph.recurrences.program import Array, Lookup, Program, Read, Rule, Table, inside
+from rdpgraph.recurrences.program import Array, CellTable, Lookup, Program, Read, Rule, inside
 from rdpgraph.recurrences.semirings import Prepared, Semiring
 
 Index = NDArray[np.int64]
@@ -65,7 +65,7 @@ class _TableRead:
 
 
 @dataclass(frozen=True, eq=False)
-class _Term:
+class _RuleStep:
     """A rule in one step.
 
     Attributes:
@@ -90,7 +90,7 @@ class _Shape:
         steps: how many there are.
     """
 
-    table: Table
+    table: CellTable
     solved: str | None
     places: Mapping[str, int]
     labels: Mapping[str, int]
@@ -116,7 +116,7 @@ class _Shape:
         return found
 
 
-def shape_of(program: Program, table: Table, sizes: Mapping[str, int]) -> _Shape:
+def shape_of(program: Program, table: CellTable, sizes: Mapping[str, int]) -> _Shape:
     """A table's coordinates at some sizes."""
     known = {axis: size.evaluate(sizes) for axis, size in zip(table.axes, table.sizes, strict=True)}
     order = table.order
@@ -138,9 +138,9 @@ class Layout:
         self.ranges = {name: size.evaluate(sizes) for name, size in program.ranges.items()}
         self.steps = max((shape.steps for shape in self.shapes.values()), default=0)
         self.plans: dict[tuple[int, tuple[tuple[str, ...], ...]], list[Step]] = {}
-        self.terms: dict[tuple[str, int], list[_Term]] = {}
+        self.terms: dict[tuple[str, int], list[_RuleStep]] = {}
 
-    def terms_at(self, table: str, step: int) -> list[_Term]:
+    def terms_at(self, table: str, step: int) -> list[_RuleStep]:
         """The rules of a table that add something in a step."""
         key = table, step
         if key not in self.terms:
@@ -183,7 +183,7 @@ class Layout:
         names = [n for n in (*self.ranges, STEP) if any(n in form.names for form in taken)]
         return (*names, *(str(at[k].bare) for k in kept))
 
-    def _term(self, number: int, rule: Rule, step: int) -> _Term | None:
+    def _term(self, number: int, rule: Rule, step: int) -> _RuleStep | None:
         shape = self.shapes[rule.table]
         dims = [*shape.places, *self.loops(rule)]
         # The value of every name in this step: along its own dim, if it is a place or a loop.
@@ -219,12 +219,12 @@ class Layout:
             if (table := self.program.table(factor.array)) is not None
         )
         mask = None if holds.all() else torch.from_numpy(holds)
-        return _Term(number, box, mask, reads)
+        return _RuleStep(number, box, mask, reads)
 
     def conditions(self, rule: Rule) -> list[Affine]:
         """Forms that are at least 0 where a rule adds something."""
         table = self.program.by_name[rule.table]
-        assert isinstance(table, Table)
+        assert isinstance(table, CellTable)
         forms = [*table.domain, *rule.guards, *rule.equal, *(-form for form in rule.equal)]
         forms += inside(Read(rule.table, tuple(map(Affine.of, table.axes))), table)
         for factor in rule.factors:
@@ -235,7 +235,7 @@ class Layout:
         return [form for form in dict.fromkeys(forms) if form.terms or form.constant < 0]
 
     def _read(
-        self, read: Read, table: Table, dims: list[str], grid: Mapping[str, Any], holds: Any
+        self, read: Read, table: CellTable, dims: list[str], grid: Mapping[str, Any], holds: Any
     ) -> _TableRead:
         """The rows of a table that a term reads, for the box of its places and loops."""
         shape = self.shapes[table.name]
@@ -285,7 +285,7 @@ class Run:
     def __init__(
         self, program: Program, inputs: Mapping[str, Tensor],
         lengths: Mapping[str, Tensor | int], sizes: Mapping[str, int], semiring: Semiring,
-        parts: Mapping[str, Part] | None = None,
+        parts: Mapping[str, LocalPart] | None = None,
     ) -> None:  # fmt: skip
         """Prepare the inputs.
 
@@ -310,7 +310,7 @@ class Run:
         some = next(iter(self.inputs.values()), None)
         self.like = torch.zeros((), device="cpu") if some is None else some.detach()
         self.prepared: dict[tuple[object, ...], Prepared] = {}
-        self.gathered: dict[tuple[int, int], Named | list[Named]] = {}
+        self.gathered: dict[tuple[int, int], NamedTensor | list[NamedTensor]] = {}
         self.done: dict[str, dict[int, Tensor]] = {table.name: {} for table in program.tables}
         # Where each item's goals are: the index of each axis, and the steps.
         self.ends = [self._end(goal, lengths) for goal in program.goals]
@@ -348,7 +348,7 @@ class Run:
                 ):
                     self.done[table.name][step] = self._step(table, step)
 
-    def _step(self, table: Table, step: int) -> Tensor:
+    def _step(self, table: CellTable, step: int) -> Tensor:
         """(items, places, *labels) of a table in a step."""
         shape = self.layout.shapes[table.name]
         sizes = [*shape.places.values(), *shape.labels.values()]
@@ -363,7 +363,7 @@ class Run:
         full = self.items, *sizes
         return values.expand(full).reshape(self.items, shape.cells, *shape.labels.values())
 
-    def _value(self, term: _Term, shape: _Shape, step: int) -> Tensor:
+    def _value(self, term: _RuleStep, shape: _Shape, step: int) -> Tensor:
         """(items or 1, *places, *labels) of a rule in a step; what its box lacks is absent."""
         rule = self.program.rules[term.rule]
         reads = iter(term.reads)
@@ -395,7 +395,7 @@ class Run:
             values = torch.nn.functional.pad(values, pad, value=self.semiring.zero)
         return values
 
-    def _masked(self, term: _Term, factors: list[Named]) -> list[Named]:
+    def _masked(self, term: _RuleStep, factors: list[NamedTensor]) -> list[NamedTensor]:
         """The factors, with nothing where the rule does not hold, and with all that is summed."""
         places = tuple(term.box)
         # A variable that only conditions have is summed over as well: it counts its values.
@@ -406,7 +406,7 @@ class Run:
         if counted or not factors:
             sizes = [term.box[name][1] - term.box[name][0] for name in counted]
             ones = self.like.new_full((1, *sizes), self.semiring.one)
-            factors = [*factors, Named(ones, tuple(counted))]
+            factors = [*factors, NamedTensor(ones, tuple(counted))]
         if term.mask is None:
             return factors
         most = max(range(len(factors)), key=lambda k: len({*factors[k].names} & {*places}))
@@ -417,7 +417,7 @@ class Run:
         factors[most] = replace(factor, values=values, names=(*places, *labels), fixed=False)
         return factors
 
-    def _table(self, read: _TableRead, term: _Term) -> Named:
+    def _table(self, read: _TableRead, term: _RuleStep) -> NamedTensor:
         """What a term reads of a table."""
         steps = [self.done[read.table][step] for step in range(read.low, read.high + 1)]
         pool = steps[0] if len(steps) == 1 else torch.cat(steps, 1)
@@ -449,7 +449,7 @@ class Run:
 
     # ---- inputs ----
 
-    def _input(self, term: _Term, number: int, factor: Read, step: int) -> Named:
+    def _input(self, term: _RuleStep, number: int, factor: Read, step: int) -> NamedTensor:
         """What a term reads of an input: gathered for all steps at once, so that gradients are."""
         key = term.rule, number
         if key not in self.gathered:
@@ -462,7 +462,7 @@ class Run:
                 values = values.narrow(1 + whole.names.index(name), start, end - start)
         return whole if values is whole.values else replace(whole, values=values, fixed=False)
 
-    def _gather(self, rule: Rule, factor: Read) -> Named | list[Named]:
+    def _gather(self, rule: Rule, factor: Read) -> NamedTensor | list[NamedTensor]:
         """An input at the places of a rule; a list of steps if it changes from one to the next."""
         names = self.layout.gathered_names(rule, factor)
         values = self.gather(rule, factor, self.inputs[factor.array])
@@ -470,12 +470,12 @@ class Run:
         split = None if part is None else self._split_label(rule, factor, part)
         shard = None if part is None else part.shard
         if STEP not in names:
-            return Named(values, names, fixed=True, split=split, shard=shard)
+            return NamedTensor(values, names, fixed=True, split=split, shard=shard)
         place = names.index(STEP)
         rest = names[:place] + names[place + 1 :]
-        return [Named(x, rest, split=split, shard=shard) for x in values.unbind(1 + place)]
+        return [NamedTensor(x, rest, split=split, shard=shard) for x in values.unbind(1 + place)]
 
-    def _split_label(self, rule: Rule, factor: Read, part: Part) -> str:
+    def _split_label(self, rule: Rule, factor: Read, part: LocalPart) -> str:
         """The label by which an input is split between processes."""
         at, kept = self.layout.gathered(rule, factor)
         array = self.program.by_name[factor.array]

@@ -10,7 +10,7 @@ from collections import Counter
 from dataclasses import dataclass, replace
 
 from rdpgraph.recurrences.affine import Affine
-from rdpgraph.recurrences.program import Array, Program, Read, Rule, Table
+from rdpgraph.recurrences.program import Array, CellTable, Program, Read, Rule
 
 
 @dataclass(frozen=True)
@@ -95,7 +95,7 @@ def _with_table(program: Program, link: _Link, links: dict[Rule, _Link]) -> Prog
     axes, sizes = [*own], [*table.sizes]
     axes[link.axis] = link.after
     sizes[link.axis] = array.dims[1 - link.key[3]]
-    made = Table(name, tuple(axes), tuple(sizes), table.domain, table.order)
+    made = CellTable(name, tuple(axes), tuple(sizes), table.domain, table.order)
     inner = Read(table.name, tuple(map(Affine.of, own)))
     rule = Rule(name, (inner, link.matrix), (link.before,), text=f"{name}: a link of {table.name}")
     place = program.tables.index(table) + 1

@@ -13,9 +13,15 @@ import torch
 from torch import Tensor
 
 from rdpgraph.recurrences.affine import Affine, evaluate_form
-from rdpgraph.recurrences.contraction import Named, contract, entries_at, merge_names, plan_steps
+from rdpgraph.recurrences.contraction import (
+    NamedTensor,
+    contract,
+    entries_at,
+    merge_names,
+    plan_steps,
+)
 from rdpgraph.recurrences.interpreter import Run
-from rdpgraph.recurrences.program import Lookup, Read, Row, Rule, Table
+from rdpgraph.recurrences.program import CellTable, Lookup, Read, Row, Rule
 
 NODE, STEP = "@node", "step"
 """The dim of cells, and the order where it is a variable; users' names have no such sign."""
@@ -23,7 +29,7 @@ NODE, STEP = "@node", "step"
 
 def fill_by_cells(run: Run) -> None:
     """Compute all tables of a run of which places are data."""
-    cells = _Cells(run)
+    cells = _TableValues(run)
     tables, start = [table.name for table in run.program.tables], 0
     while start < len(tables):
         group = next((g for g in run.program.by_data if tables[start] in g), None)
@@ -41,7 +47,7 @@ def fill_by_cells(run: Run) -> None:
         run.done[name] = dict(enumerate(parts))
 
 
-class _Cells:
+class _TableValues:
     """The values of all tables: (items, steps * places, *labels) each, as far as computed."""
 
     def __init__(self, run: Run) -> None:
@@ -52,7 +58,7 @@ class _Cells:
             size = (run.items, shape.steps * shape.cells, *shape.labels.values())
             self.values[name] = run.like.new_full(size, run.semiring.zero)
 
-    def fill_by_steps(self, tables: Sequence[Table]) -> None:
+    def fill_by_steps(self, tables: Sequence[CellTable]) -> None:
         """Compute tables whose order is a form in their axes."""
         device = self.run.like.device
         for step in range(max((self.shapes[table.name].steps for table in tables), default=0)):
@@ -70,7 +76,7 @@ class _Cells:
                     axes[shape.solved] = torch.as_tensor(own, device=device).expand(shape.cells)
                 self._write(table, axes)
 
-    def fill_by_levels(self, tables: Sequence[Table]) -> None:
+    def fill_by_levels(self, tables: Sequence[CellTable]) -> None:
         """Compute tables of one axis beside labels, whose order data decide."""
         depth = self._depths(tables)
         # Cells of one depth, and of about as many alternatives, so that little is padded.
@@ -88,14 +94,14 @@ class _Cells:
                 if len(own):
                     self._write(table, {axis: own})
 
-    def _axes(self, table: Table) -> list[str]:
+    def _axes(self, table: CellTable) -> list[str]:
         return [axis for axis in table.axes if axis not in self.run.program.labels]
 
-    def _rows(self, table: Table) -> Iterator[Row]:
+    def _rows(self, table: CellTable) -> Iterator[Row]:
         for rule in self.run.program.rules_of(table.name):
             yield from rule.rows
 
-    def _depths(self, tables: Sequence[Table]) -> Tensor:
+    def _depths(self, tables: Sequence[CellTable]) -> Tensor:
         """(cells,) how long the longest path of reads below each cell is, in any item."""
         names, device = {table.name for table in tables}, self.run.like.device
         above, below, most = list[Tensor](), list[Tensor](), 1
@@ -130,7 +136,7 @@ class _Cells:
 
     # ---- cells ----
 
-    def _write(self, table: Table, axes: Mapping[str, Tensor]) -> None:
+    def _write(self, table: CellTable, axes: Mapping[str, Tensor]) -> None:
         """Compute some cells, given by their axes that are no labels, (n,) each."""
         shape, semiring = self.shapes[table.name], self.run.semiring
         count = len(next(iter(axes.values()))) if axes else 1
@@ -147,7 +153,7 @@ class _Cells:
             value = value[:, there]
             self.values[table.name] = self.values[table.name].index_copy(1, row[there], value)
 
-    def _row_of(self, table: Table, axes: Mapping[str, Any]) -> Tensor:
+    def _row_of(self, table: CellTable, axes: Mapping[str, Any]) -> Tensor:
         """The number of a cell among those of its table; below 0 outside of it."""
         shape = self.shapes[table.name]
         row: Any = evaluate_form(table.order, {**self.run.sizes, **axes})
@@ -217,7 +223,9 @@ class _Cells:
             ]
         return self.conditions[id(rule)]
 
-    def _value(self, rule: Rule, table: Table, axes: Mapping[str, Tensor], count: int) -> Tensor:
+    def _value(
+        self, rule: Rule, table: CellTable, axes: Mapping[str, Tensor], count: int
+    ) -> Tensor:
         """(items or 1, n, *labels) what a rule adds to some cells."""
         semiring, like = self.run.semiring, self.run.like
         values, dims, holds = self._grid(rule, axes)
@@ -239,7 +247,7 @@ class _Cells:
             where = where.expand(-1, *shape)
             for k, name in reversed([*enumerate(dims, 1)]):
                 where = where if name in moving else where.select(k, 0)
-            factors.append(Named(where, tuple(moving)))
+            factors.append(NamedTensor(where, tuple(moving)))
         over = [name for name in rule.over if any(name in factor.names for factor in factors)]
         value = contract(semiring, factors, plan_steps(factors, over, sizes), {})
         return value.arranged((NODE, *self.shapes[table.name].labels))
@@ -263,7 +271,7 @@ class _Cells:
 
     def _factor(
         self, read: Read, values: Mapping[str, Any], dims: Sequence[str], sizes: Mapping[str, int]
-    ) -> Named:
+    ) -> NamedTensor:
         """What a rule reads, in the dims along which that changes, and labels."""
         labels, table = self.run.program.labels, self.run.program.table(read.array)
         if table is None:

@@ -34,7 +34,7 @@ from rdpgraph.recurrences.affine import Affine
 from rdpgraph.recurrences.contraction import plan_steps
 from rdpgraph.recurrences.evaluation import evaluate
 from rdpgraph.recurrences.interpreter import STEP, Layout, Run, shape_of
-from rdpgraph.recurrences.program import Array, Lookup, Program, Read, Rule, Table
+from rdpgraph.recurrences.program import Array, CellTable, Lookup, Program, Read, Rule
 from rdpgraph.recurrences.semirings import LogSum
 
 ITEM = "@"
@@ -170,7 +170,7 @@ class _Gather(_Operation):
 
 
 @dataclass(eq=False, slots=True)
-class _Link(_Operation):
+class _FixedProduct(_Operation):
     """The sum over k of products of rows ([s,] m, k) and a fixed matrix ([s,] n, k) of an input."""
 
     slot: int
@@ -395,7 +395,7 @@ class _Series:
 
 
 @dataclass(eq=False, slots=True)
-class _Linear:
+class _LinearForm:
     """A number that is linear in the step and in dims."""
 
     constant: int
@@ -424,14 +424,14 @@ class _Factor:
     """
 
     source: int
-    place: _Linear
+    place: _LinearForm
     names: tuple[str, ...]
     fixed: bool
     gathered: bool = False
 
 
 @dataclass(eq=False, slots=True)
-class _Node:
+class _PartialProduct:
     """A factor, or the product of some, in one step."""
 
     names: tuple[str, ...]
@@ -446,13 +446,13 @@ class _Known:
     """What of a rule no step changes."""
 
     dims: tuple[str, ...]
-    conditions: list[_Linear]
+    conditions: list[_LinearForm]
     factors: list[_Factor]
     over: tuple[str, ...]
 
 
 @dataclass(frozen=True, slots=True)
-class Group:
+class StepOperations:
     """The operations of a table in one step."""
 
     table: str
@@ -479,7 +479,7 @@ class Listing:
         self.shared, self.device = dict(shared), device
         self.layout = Layout(program, self.sizes)
         self.sources: list[str | tuple[int, int] | Tensor] = []
-        self.groups: list[Group] = []
+        self.groups: list[StepOperations] = []
         self.slots, self.passing = 0, set[int]()
         self._numbers: dict[object, int] = {}
         self.matrices: list[_Strided] = []
@@ -487,7 +487,7 @@ class Listing:
         self.plans: dict[object, list[Any]] = {}
         self.extent = {**self.layout.ranges, ITEM: items}
         zero = torch.zeros(1, dtype=torch.float64, device=device)
-        self._one = _Factor(self.source(None, zero), _Linear(0, 0, {}), (), fixed=False)
+        self._one = _Factor(self.source(None, zero), _LinearForm(0, 0, {}), (), fixed=False)
         self.row = {
             name: items * math.prod(shape.labels.values())
             for name, shape in self.layout.shapes.items()
@@ -539,7 +539,9 @@ class Listing:
                     break
                 hop, count = moved, count + 1
             # Where the entries that are read are all different, one addition serves the run.
-            place = _Linear(0, 0, {str(k): x for k, x in enumerate((*part.stride, hop[0])) if x})
+            place = _LinearForm(
+                0, 0, {str(k): x for k, x in enumerate((*part.stride, hop[0])) if x}
+            )
             extent = {str(k): size for k, size in enumerate((*part.size, count))}
             if count > 2 and hop[0] > 0 and _is_apart(place, extent):
                 views = [
@@ -571,7 +573,7 @@ class Listing:
         dims = (*shape.places, *self.layout.loops(rule))
         conditions = self._settled(rule, shape, moves)
 
-        def linear(form: Any, times: int = 1) -> _Linear:
+        def linear(form: Any, times: int = 1) -> _LinearForm:
             """A form in the step and dims, times a number."""
             form = form.substitute(moves)
             constant, step, found = form.constant, 0, dict[str, int]()
@@ -583,7 +585,7 @@ class Listing:
                 else:
                     found[name] = coefficient
             scaled = {name: value * times for name, value in found.items()}
-            return _Linear(constant * times, step * times, scaled)
+            return _LinearForm(constant * times, step * times, scaled)
 
         # Conditions on one dim cut a box out of the loops; on several they need a mask.
         conditions = [linear(form) for form in conditions]
@@ -633,7 +635,7 @@ class Listing:
                         break
         return forms
 
-    def _table_factor(self, table: Table, read: Read, linear: Any) -> _Factor:
+    def _table_factor(self, table: CellTable, read: Read, linear: Any) -> _Factor:
         """Where a rule reads a table."""
         shape, row = self.layout.shapes[table.name], self.row[table.name]
         at: dict[str, Any] = dict(zip(table.axes, read.index, strict=True))
@@ -666,9 +668,9 @@ class Listing:
         array = self.program.by_name[read.array]
         assert isinstance(array, Array)
         labels, known = self.program.labels, all(not isinstance(at, Lookup) for at in read.index)
-        place, stride, moving = _Linear(0, 0, {}), 1, set[str]()
+        place, stride, moving = _LinearForm(0, 0, {}), 1, set[str]()
         if known:
-            parts = list[_Linear]()
+            parts = list[_LinearForm]()
             for at, dim in zip(reversed(read.index), reversed(array.dims), strict=True):
                 parts.append(linear(at, stride))
                 stride *= dim.evaluate(self.sizes)
@@ -684,7 +686,7 @@ class Listing:
             steps = self.layout.shapes[rule.table].steps
             every = self.layout.gathered_names(rule, read)
             extent = {**self.extent, STEP: steps}
-            place, stride = _Linear(0, 0, {}), 1
+            place, stride = _LinearForm(0, 0, {}), 1
             for name in reversed(every):
                 if name == STEP:
                     place.step = stride
@@ -702,13 +704,13 @@ class Listing:
 
     # ---- one step ----
 
-    def _list(self, table: Table, step: int, rules: list[tuple[int, Rule, _Known]]) -> None:
+    def _list(self, table: CellTable, step: int, rules: list[tuple[int, Rule, _Known]]) -> None:
         """List the operations of a table in a step."""
         boxes = [(each, self._box(each[2], step)) for each in rules]
         there = [(each, box) for each, box in boxes if box is not None]
         made: list[_Operation] = []
         for k, ((number, _, known), (box, mask)) in enumerate(there):
-            one = _Listed(self, made, {**self.extent}, box, step)
+            one = _RuleOperations(self, made, {**self.extent}, box, step)
             for name, (start, end) in box.items():
                 one.extent[name] = end - start
             nodes = [one.node(factor, masked=mask is not None) for factor in known.factors]
@@ -718,18 +720,20 @@ class Listing:
             counted = tuple(n for n in loops if n not in named and one.extent[n] > 1)
             over = [*known.over, *counted]
             if counted or not nodes:
-                nodes.append(_Node(counted, fixed=False, factor=self._one, offset=0, slot=-1))
+                nodes.append(
+                    _PartialProduct(counted, fixed=False, factor=self._one, offset=0, slot=-1)
+                )
             if mask is not None:
                 nodes.append(one.constant(mask))
             one.finish(number, table, nodes, over, first=not k, alone=len(there) == 1)
-        self.groups.append(Group(table.name, step, tuple(made)))
+        self.groups.append(StepOperations(table.name, step, tuple(made)))
 
     def _box(
         self, known: _Known, step: int
     ) -> tuple[dict[str, tuple[int, int]], Tensor | None] | None:
         """The values of places and loops for which a rule holds, and which of them; None: none."""
         ends = {name: [0, self.layout.ranges[name]] for name in known.dims}
-        several: list[_Linear] = []
+        several: list[_LinearForm] = []
         for form in known.conditions:
             number = form.constant + form.step * step
             if not form.dims:
@@ -747,7 +751,7 @@ class Listing:
         if any(start >= end for start, end in ends.values()):
             return None
         box = {name: (start, end) for name, (start, end) in ends.items()}
-        partly: list[_Linear] = []
+        partly: list[_LinearForm] = []
         for form in several:
             sides = [
                 sorted((times * box[name][0], times * (box[name][1] - 1)))
@@ -775,7 +779,7 @@ class Listing:
         return box, mask.to(self.device)
 
 
-def _is_apart(place: _Linear, extent: Mapping[str, int]) -> bool:
+def _is_apart(place: _LinearForm, extent: Mapping[str, int]) -> bool:
     """Return whether a view in upward strides has every number once."""
     end = 0
     for name, times in sorted(place.dims.items(), key=lambda each: each[1]):
@@ -785,17 +789,17 @@ def _is_apart(place: _Linear, extent: Mapping[str, int]) -> bool:
     return True
 
 
-def _added(parts: Sequence[_Linear]) -> _Linear:
+def _added(parts: Sequence[_LinearForm]) -> _LinearForm:
     """The sum of linear numbers."""
     dims: dict[str, int] = {}
     for part in parts:
         for name, times in part.dims.items():
             dims[name] = dims.get(name, 0) + times
-    return _Linear(sum(part.constant for part in parts), sum(part.step for part in parts), dims)
+    return _LinearForm(sum(part.constant for part in parts), sum(part.step for part in parts), dims)
 
 
 @dataclass(eq=False, slots=True)
-class _Listed:
+class _RuleOperations:
     """The operations of one rule in one step, as they are listed."""
 
     listing: Listing
@@ -804,7 +808,7 @@ class _Listed:
     box: dict[str, tuple[int, int]]
     step: int
 
-    def node(self, factor: _Factor, *, masked: bool) -> _Node:
+    def node(self, factor: _Factor, *, masked: bool) -> _PartialProduct:
         """What is read of a factor; rows of a table are gathered where no view has them."""
         listing = self.listing
         offset = factor.place.at(self.step, self.box)
@@ -812,7 +816,7 @@ class _Listed:
         shape = listing.layout.shapes.get(name) if isinstance(name, str) else None
         moving = tuple(n for n in factor.names if n in self.box)
         if shape is None or not (factor.gathered or (masked and moving)):
-            return _Node(factor.names, factor.fixed, factor, offset, -1)
+            return _PartialProduct(factor.names, factor.fixed, factor, offset, -1)
         # Numbers of rows; any where the rule does not hold.
         row = listing.row[shape.table.name]
         rows = torch.tensor(offset // row)
@@ -829,17 +833,17 @@ class _Listed:
         self.made.append(
             _Gather(slot, factor.source, rows, (shape.steps * shape.cells, row), sizes)
         )
-        return _Node(names, fixed=False, factor=None, offset=0, slot=slot)
+        return _PartialProduct(names, fixed=False, factor=None, offset=0, slot=slot)
 
-    def constant(self, values: Tensor) -> _Node:
+    def constant(self, values: Tensor) -> _PartialProduct:
         """A constant in the dims of the box."""
         number = self.listing.source(len(self.listing.sources), values)
-        place, stride = _Linear(0, 0, {}), 1
+        place, stride = _LinearForm(0, 0, {}), 1
         for name in reversed(self.box):
             place.dims[name] = stride
             stride *= self.extent[name]
         factor = _Factor(number, place, tuple(self.box), fixed=False)
-        return _Node(tuple(self.box), fixed=False, factor=factor, offset=0, slot=-1)
+        return _PartialProduct(tuple(self.box), fixed=False, factor=factor, offset=0, slot=-1)
 
     def slot(self) -> int:
         """A new result."""
@@ -847,7 +851,7 @@ class _Listed:
         return self.listing.slots - 1
 
     def operand(
-        self, node: _Node, groups: Sequence[Sequence[str]], *, together: bool = False
+        self, node: _PartialProduct, groups: Sequence[Sequence[str]], *, together: bool = False
     ) -> Any:
         """A node in the order of some names; groups of them in one dim each, if ``together``."""
         names = [name for group in groups for name in group]
@@ -897,8 +901,8 @@ class _Listed:
         return tuple(found)
 
     def finish(
-        self, number: int, table: Table, nodes: list[_Node], over: list[str], *, first: bool,
-        alone: bool,
+        self, number: int, table: CellTable, nodes: list[_PartialProduct], over: list[str], *,
+        first: bool, alone: bool,
     ) -> None:  # fmt: skip
         """List the products and sums of factors, and what adds the result to the table."""
         listing = self.listing
@@ -944,21 +948,23 @@ class _Listed:
         if alone and fits:
             listing.note_alone(number, made)
 
-    def _joined(self, x: _Node, y: _Node | None, summed: Sequence[str]) -> _Node:
+    def _joined(
+        self, x: _PartialProduct, y: _PartialProduct | None, summed: Sequence[str]
+    ) -> _PartialProduct:
         """The product of two nodes, summed over some names."""
         slot = self.slot()
         if y is None:
             rest = tuple(name for name in x.names if name not in summed)
             parts = (self.operand(x, [[name] for name in (*rest, *summed)]),)
             self.made.append(_Sum(slot, parts, _last(summed)))
-            return _Node(rest, fixed=False, factor=None, offset=0, slot=slot)
+            return _PartialProduct(rest, fixed=False, factor=None, offset=0, slot=slot)
         if x.fixed and not y.fixed:
             x, y = y, x
         shared = [name for name in x.names if name in y.names and name not in summed]
         left = [name for name in x.names if name not in y.names]
         right = [name for name in y.names if name not in x.names]
         names = (*shared, *left, *right)
-        made = _Node(names, fixed=False, factor=None, offset=0, slot=slot)
+        made = _PartialProduct(names, fixed=False, factor=None, offset=0, slot=slot)
         if not summed or not right or not (left or y.fixed):
             # Nothing is read twice, so a matrix product saves nothing.
             parts = tuple(self.operand(z, [[n] for n in (*names, *summed)]) for z in (x, y))
@@ -976,7 +982,9 @@ class _Listed:
                 matrix = self.listing.matrix_numbers[key] = len(self.listing.matrices)
                 self.listing.matrices.append(columns)
             sizes = [math.prod(self.extent[n] for n in group) for group in [*apart, left, right]]
-            self.made.append(_Link(slot, rows, matrix, None if size == tuple(sizes) else size))
+            self.made.append(
+                _FixedProduct(slot, rows, matrix, None if size == tuple(sizes) else size)
+            )
             return made
         rows, columns = (
             self.operand(z, [shared, own, summed], together=True)
@@ -1118,7 +1126,9 @@ class Sums:
         """Room for exponentials."""
         return torch.empty(shape, dtype=self.dtype, device=self.run.like.device)
 
-    def keep(self, operation: "_Link | _Pair", rows: Tensor, total: Tensor, *more: Tensor) -> None:
+    def keep(
+        self, operation: "_FixedProduct | _Pair", rows: Tensor, total: Tensor, *more: Tensor
+    ) -> None:
         """Keep what a pass downwards needs, and check totals now and then."""
         if self.tracked:
             self.kept[operation] = rows, total, *more
@@ -1136,7 +1146,7 @@ class Sums:
             for operation, total in self.unchecked:
                 low = ~(total >= least)
                 if bool(low.any()):
-                    assert isinstance(operation, _Link | _Pair)
+                    assert isinstance(operation, _FixedProduct | _Pair)
                     self.sound = self.sound and not operation.is_lossy(self, low)
                     total.clamp_(min=limits.tiny)
         self.unchecked, self.size = [], 0
@@ -1273,7 +1283,7 @@ def log_partition(
     value = value.to(sums.run.like.dtype)
     if not wanted:
         return value
-    found: Tensor = _LogPartition.apply(exact, sums, value, *logs.values())  # pyright: ignore
+    found: Tensor = _PassLogPartition.apply(exact, sums, value, *logs.values())  # pyright: ignore
     return found
 
 
@@ -1293,7 +1303,7 @@ def _is_listed(program: Program, logs: Mapping[str, Tensor], sizes: Mapping[str,
     )
 
 
-class _LogPartition(torch.autograd.Function):
+class _PassLogPartition(torch.autograd.Function):
     """A finished pass upwards, and its gradient; derivatives of that are the interpreter's."""
 
     @staticmethod

@@ -20,7 +20,7 @@ from typing import Any, Literal, TypeVar
 
 from rdpgraph.native.records import numbers
 from rdpgraph.recurrences.affine import Affine
-from rdpgraph.recurrences.program import Array, Lookup, Program, Read, Row, Rule, Table
+from rdpgraph.recurrences.program import Array, CellTable, Lookup, Program, Read, Row, Rule
 from rdpgraph.recurrences.records import (
     Alternative,
     FactorRecord,
@@ -57,14 +57,14 @@ class Place:
         row: labels whose entries are computed together, relative to one level.
     """
 
-    table: Table
+    table: CellTable
     solved: str | None
     axes: tuple[str, ...]
     row: tuple[str, ...]
 
     @classmethod
     def of(
-        cls, table: Table, labels: Iterable[str], row: Iterable[str] = (),
+        cls, table: CellTable, labels: Iterable[str], row: Iterable[str] = (),
         lists: Iterable[str] = (),
     ) -> "Place":  # fmt: skip
         """The layout of a table, whose row is some labels, or the last one.
@@ -386,7 +386,7 @@ class _Lowering:
         return (*(name for name in rows if name not in term.after), *term.after)
 
     def _sketched(
-        self, made: Table, term: "_Term", rule: Rule, owner: str,
+        self, made: CellTable, term: "_Term", rule: Rule, owner: str,
         when: Literal["first", "before", "after"],
     ) -> Sketch:  # fmt: skip
         """A stage, whose table gets its layout."""
@@ -406,7 +406,7 @@ class _Lowering:
         names = frozenset[str]().union(*(factor.names for factor in factors))
         own = sorted(n for n in names if n in self.ranges and n not in self.labels)
         axes = (*own, *self._result(term))
-        made = Table(name, axes, tuple(self.ranges[axis] for axis in axes), (), Affine())
+        made = CellTable(name, axes, tuple(self.ranges[axis] for axis in axes), (), Affine())
         stage = Rule(name, term.inner, term.before, (), (), rule.text)
         return self._sketched(made, term, stage, "", "first"), tuple(map(Affine.of, axes))
 
@@ -470,14 +470,14 @@ class _Lowering:
         owner = self._owner(read.array)
         return self._sketched(made, replace(term, matrix=matrix), stage, owner, when)
 
-    def _table_beside(self, name: str, own: Table, labels: Iterable[str]) -> Table:
+    def _table_beside(self, name: str, own: CellTable, labels: Iterable[str]) -> CellTable:
         """A table at the places of another, with other labels."""
         pairs = [
             pair for pair in zip(own.axes, own.sizes, strict=True) if pair[0] not in self.labels
         ]
         pairs += [(label, self.ranges[label]) for label in labels]
         axes, sizes = tuple(axis for axis, _ in pairs), tuple(size for _, size in pairs)
-        return Table(name, axes, sizes, own.domain, own.order)
+        return CellTable(name, axes, sizes, own.domain, own.order)
 
     def _reading(self, read: Read, term: "_Term") -> tuple[Affine | Lookup, ...]:
         """The index of a stage at the places that are read."""

@@ -55,10 +55,10 @@ class Line:
 
 
 @dataclass(frozen=True)
-class _Sum:
+class _ParsedSum:
     """A sum in parentheses, one list of factors for each of its alternatives."""
 
-    alternatives: tuple[tuple["Read | _Sum", ...], ...]
+    alternatives: tuple[tuple["Read | _ParsedSum", ...], ...]
 
     @property
     def names(self) -> frozenset[str]:
@@ -126,7 +126,7 @@ class _Parser:
         made: list[Line] = []
         for way in self._sum(statement.value):
             factors = [part for part in way if isinstance(part, Read)]
-            inner = [part for part in way if isinstance(part, _Sum)]
+            inner = [part for part in way if isinstance(part, _ParsedSum)]
             # Conditions on what an inner sum alone has hold there.
             outer, lists = conditions, rows
             for part in inner:
@@ -144,7 +144,7 @@ class _Parser:
         return made
 
     def _table_of(
-        self, name: str, inner: _Sum, kept: frozenset[str], conditions: tuple[Affine, ...],
+        self, name: str, inner: _ParsedSum, kept: frozenset[str], conditions: tuple[Affine, ...],
         rows: tuple[Row, ...],
     ) -> list[Line]:  # fmt: skip
         """Rules of a table for a sum in parentheses, over the variables that others have, too."""
@@ -157,7 +157,7 @@ class _Parser:
         index = tuple(map(Affine.of, variables))
         lines: list[Line] = []
         for way in inner.alternatives:
-            if any(isinstance(part, _Sum) for part in way):
+            if any(isinstance(part, _ParsedSum) for part in way):
                 raise self.error("a sum within a sum within a product; write a rule for the inner")
             factors = tuple(part for part in way if isinstance(part, Read))
             lines.append(Line(name, index, factors, conditions, self.rule, rows))
@@ -207,13 +207,13 @@ class _Parser:
                     return Row(variable.id, ends[0].array, begin)
         raise self.error(f"data are compared as the ends of a row of a list, `{ROWS}`")
 
-    def _sum(self, node: ast.expr) -> list[tuple[Read | _Sum, ...]]:
+    def _sum(self, node: ast.expr) -> list[tuple[Read | _ParsedSum, ...]]:
         """An expression as alternatives, each a product of factors."""
         if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Add):
             return [*self._sum(node.left), *self._sum(node.right)]
         if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Mult):
             sides = [self._sum(node.left), self._sum(node.right)]
-            parts = [side[0] if len(side) == 1 else (_Sum(tuple(side)),) for side in sides]
+            parts = [side[0] if len(side) == 1 else (_ParsedSum(tuple(side)),) for side in sides]
             return [(*parts[0], *parts[1])]
         if isinstance(node, ast.Constant) and node.value == 1 and node.value is not True:
             return [()]

@@ -79,7 +79,7 @@ def factors_of(potential: LowRank, dims: int) -> tuple[Tensor, Tensor]:
 
 
 @dataclass(frozen=True)
-class Asked:
+class MatrixRead:
     """The values of a matrix that some rules read.
 
     Attributes:
@@ -104,7 +104,7 @@ class Asked:
 
 
 @functools.lru_cache(maxsize=256)
-def read_at_data(program: Program, name: str) -> tuple[Program, tuple[Asked, ...]] | None:
+def read_at_data(program: Program, name: str) -> tuple[Program, tuple[MatrixRead, ...]] | None:
     """The program with inputs of the values of a matrix that it reads, in place of the matrix.
 
     Returns:
@@ -114,7 +114,7 @@ def read_at_data(program: Program, name: str) -> tuple[Program, tuple[Asked, ...
     reads = [f for rule in program.rules for f in rule.factors if f.array == name]
     if not isinstance(array, Array) or len(array.dims) != 2 or not all(map(_is_data, reads)):
         return None
-    asked: dict[Read, Asked] = {}
+    asked: dict[Read, MatrixRead] = {}
     for read in dict.fromkeys(reads):
         one, other = (
             [name for name in sorted(at.names) if name in program.ranges] for at in read.index
@@ -123,7 +123,7 @@ def read_at_data(program: Program, name: str) -> tuple[Program, tuple[Asked, ...
         first = tuple(name for name in one if name not in both)
         second = tuple(name for name in other if name not in both)
         sizes = {name: program.ranges[name] for name in (*both, *first, *second)}
-        asked[read] = Asked(f"{name}_at{len(asked)}", read, both, first, second, sizes)
+        asked[read] = MatrixRead(f"{name}_at{len(asked)}", read, both, first, second, sizes)
     inputs = [one for one in program.inputs if one is not array]
     made = [Array(one.name, tuple(one.sizes[n] for n in one.dims)) for one in asked.values()]
     rules = tuple(_reading(program, rule, asked) for rule in program.rules)
@@ -135,7 +135,7 @@ def _is_data(read: Read) -> bool:
     return all(isinstance(at, Lookup) for at in read.index)
 
 
-def _reading(program: Program, rule: Rule, asked: Mapping[Read, Asked]) -> Rule:
+def _reading(program: Program, rule: Rule, asked: Mapping[Read, MatrixRead]) -> Rule:
     """A rule that reads the values asked for, where the data that it read are there."""
     guards = [*rule.guards]
     factors: list[Read] = []
@@ -168,7 +168,7 @@ def sizes_of(arrays: Sequence[Array], given: Mapping[str, object]) -> dict[str, 
 
 
 def evaluate_at(
-    potential: Potential, asked: Asked, sizes: Mapping[str, int], given: Mapping[str, Tensor]
+    potential: Potential, asked: MatrixRead, sizes: Mapping[str, int], given: Mapping[str, Tensor]
 ) -> Tensor:
     """(*batch, *dims) the values of a matrix that are asked for.
 

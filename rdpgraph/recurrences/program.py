@@ -100,7 +100,7 @@ class Array:
 
 
 @dataclass(frozen=True, slots=True)
-class Table:
+class CellTable:
     """Values that are computed: one for each item and cell.
 
     Attributes:
@@ -182,20 +182,20 @@ class Program:
     lengths: tuple[tuple[str, Affine], ...]
     ranges: Mapping[str, Affine]
     labels: frozenset[str]
-    tables: tuple[Table, ...]
+    tables: tuple[CellTable, ...]
     rules: tuple[Rule, ...]
     goals: tuple[Read, ...]
     by_data: tuple[tuple[str, ...], ...] = ()
 
     @cached_property
-    def by_name(self) -> Mapping[str, Array | Table]:
+    def by_name(self) -> Mapping[str, Array | CellTable]:
         """Inputs and tables by name."""
         return {one.name: one for one in (*self.inputs, *self.tables)}
 
-    def table(self, name: str) -> Table | None:
+    def table(self, name: str) -> CellTable | None:
         """The table of a name; None: it is an input."""
         found = self.by_name[name]
-        return found if isinstance(found, Table) else None
+        return found if isinstance(found, CellTable) else None
 
     def rules_of(self, table: str) -> list[Rule]:
         """The rules of a table."""
@@ -255,7 +255,7 @@ class Program:
         lines = [f"{self.name}({given})", *(f"  table {table}" for table in self.tables)]
         for rule in self.rules:
             table = self.by_name[rule.table]
-            assert isinstance(table, Table)
+            assert isinstance(table, CellTable)
             over = f"sum {', '.join(rule.over)}: " if rule.over else ""
             terms = " * ".join(map(str, rule.factors)) or "1"
             guards = [f"{form} >= 0" for form in rule.guards] + [f"{at} == 0" for at in rule.equal]
@@ -266,7 +266,7 @@ class Program:
         return "\n".join([*lines, f"  log Z of {' * '.join(map(str, self.goals))}"])
 
 
-def inside(read: Read, array: Array | Table) -> list[Affine]:
+def inside(read: Read, array: Array | CellTable) -> list[Affine]:
     """Forms that are all at least 0 where a read is inside of an array, and of a table's domain.
 
     Indices that are data are looked up inside of their own arrays by whoever reads them.
@@ -276,7 +276,7 @@ def inside(read: Read, array: Array | Table) -> list[Affine]:
     for at, size in zip(read.index, dims, strict=True):
         if isinstance(at, Affine):
             forms += [at, size - 1 - at]
-    if isinstance(array, Table):
+    if isinstance(array, CellTable):
         point = dict(zip(array.axes, read.index, strict=True))
         known = {axis: at for axis, at in point.items() if isinstance(at, Affine)}
         data = {*point} - {*known}

@@ -14,7 +14,7 @@ from rdpgraph.plan.clock import counted
 from rdpgraph.plan.plan import Budget, Plan
 from rdpgraph.schedulers.in_turn import InTurn
 from rdpgraph.schedulers.preparing import solved
-from rdpgraph.schedulers.route import ROUTES, Entry, Given, Others, Route, Shape, Task
+from rdpgraph.schedulers.route import ROUTES, AutoLimits, Entry, Others, Route, Shape, Task
 from rdpgraph.schedulers.rows_apart import RowsApart
 from rdpgraph.schedulers.scheduler import Planned
 
@@ -279,7 +279,7 @@ def _table(
     return rows
 
 
-def _planned_about(given: Given, without: frozenset[str], graph: FactorGraph) -> Planned:
+def _planned_about(given: AutoLimits, without: frozenset[str], graph: FactorGraph) -> Planned:
     return planned(Task(graph, given, without))
 
 

@@ -7,7 +7,7 @@ from typing import Any
 from rdpgraph._core.arguments import require_fields
 from rdpgraph.engines.exact.buckets import Factors
 from rdpgraph.model.graph import FactorGraph
-from rdpgraph.schedulers.route import ROUTES, Given, Shape, Task
+from rdpgraph.schedulers.route import ROUTES, AutoLimits, Shape, Task
 from rdpgraph.schedulers.scheduler import Planned, Scheduler, reported
 
 
@@ -84,7 +84,7 @@ class Auto(Scheduler):
     def _planned(self, graph: FactorGraph) -> Planned:
         from rdpgraph.schedulers.auction import planned  # a small graph is answered without one
 
-        return planned(Task(graph, Given(self.memory, self.seconds, self.progress)))
+        return planned(Task(graph, AutoLimits(self.memory, self.seconds, self.progress)))
 
     def small(self, graph: FactorGraph) -> Factors | None:
         """Factors of a small graph, or None; see `Task.small`.
@@ -93,4 +93,4 @@ class Auto(Scheduler):
         """
         if ROUTES.own and any(entry.might_bid(Shape.of(graph)) for entry in ROUTES.own):
             return None
-        return Task(graph, Given(self.memory, self.seconds)).small
+        return Task(graph, AutoLimits(self.memory, self.seconds)).small

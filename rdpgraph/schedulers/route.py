@@ -79,7 +79,7 @@ class Shape:
 
 
 @dataclass(frozen=True)
-class Given:
+class AutoLimits:
     """What `Auto` was given.
 
     Attributes:
@@ -108,7 +108,7 @@ class Task:
     """
 
     graph: FactorGraph
-    given: Given = Given()
+    given: AutoLimits = AutoLimits()
     without: frozenset[str] = frozenset()
     stands_by: bool = False
     remedy: str = ""

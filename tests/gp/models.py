@@ -8,7 +8,7 @@ import torch
 
 from rdpgraph.gp import RBF, Features, Functions, Labelling, VariationalPosterior
 from rdpgraph.gp.inducing import Basis
-from rdpgraph.gp.training import Objective
+from rdpgraph.gp.training import EvidenceLowerBound
 
 F64 = torch.float64
 
@@ -54,7 +54,7 @@ def basis_by_label(features, kernels, nugget):
 
 def objective(q, known, likelihood, estimator):
     """The evidence lower bound of sequences in groups."""
-    return Objective(q, known, likelihood, estimator)
+    return EvidenceLowerBound(q, known, likelihood, estimator)
 
 
 def sequences(*lengths, columns=2, labels=2, seed=1):

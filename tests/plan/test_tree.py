@@ -19,7 +19,13 @@ from rdpgraph.plan.orders import (
     weighted_min_fill,
 )
 from rdpgraph.plan.plan import cost
-from rdpgraph.plan.tree import ContractionTree, Step, Topology, tree_from_order, tree_from_path
+from rdpgraph.plan.tree import (
+    ContractionStep,
+    ContractionTree,
+    Topology,
+    tree_from_order,
+    tree_from_path,
+)
 
 from .problems import brute_force, check, forest, grid, product_of_roots, run, tables, topologies
 
@@ -234,7 +240,10 @@ def test_alike_messages_are_multiplied_in_a_balanced_tree():
 
 def test_costs_are_those_counted_by_hand():
     topology = Topology(((0, 1), (1, 2)), (2, 3, 5))
-    tree = ContractionTree(topology, (Step(0, -1, (1,)), Step(2, 1, (2,)), Step(3, -1, ())))
+    tree = ContractionTree(
+        topology,
+        (ContractionStep(0, -1, (1,)), ContractionStep(2, 1, (2,)), ContractionStep(3, -1, ())),
+    )
     check(tree)
     price = cost(tree, batch=10)
     assert price.flops == 10 * (2 * 3 + 3 * 5 + 5)

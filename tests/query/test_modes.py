@@ -9,7 +9,7 @@ import torch
 import rdpgraph as rg
 from rdpgraph.engines.exact.program import compiled
 from rdpgraph.plan import scheduler
-from rdpgraph.recurrences.executor import plan_of
+from rdpgraph.recurrences.executor import executable_of
 from tests.query.routes import (
     ANSWERS,
     ROUTES,
@@ -38,7 +38,7 @@ CASES = [
 
 def forget():
     """Clear the caches, as in a fresh process."""
-    for function in (compiled, plan_of):
+    for function in (compiled, executable_of):
         function.cache_clear()
     for cache in (scheduler._plans, scheduler._easy):
         cache._values.clear()

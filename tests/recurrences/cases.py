@@ -16,7 +16,7 @@ def logs(generator, *shape, hard=0.0):
 
 def is_compiled(recurrence):
     """Return whether compiled code has stages for a recurrence."""
-    return executor.plan_of(recurrence.program) is not None
+    return executor.executable_of(recurrence.program) is not None
 
 
 def small(name, hard=0.0, seed=0):

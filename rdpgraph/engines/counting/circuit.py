@@ -328,11 +328,13 @@ def parsed_nnf(text: bytes, literals: int) -> Circuit:
     order = np.argsort(last[tokens[starts]], kind="stable")
     starts, ends = starts[order], ends[order]
     parents, children = tokens[starts], tokens[starts + 1]
-    nodes = _Nodes(kind.tolist(), parents.tolist(), children.tolist(), (ends - starts - 2).tolist())
+    nodes = _CircuitNodes(
+        kind.tolist(), parents.tolist(), children.tolist(), (ends - starts - 2).tolist()
+    )
     return nodes.circuit(tokens, starts + 2, literals)
 
 
-class _Nodes:
+class _CircuitNodes:
     """Products, each of a range of edges, and sums of two nodes, from edges in order."""
 
     def __init__(

@@ -23,7 +23,7 @@ from rdpgraph.plan.clock import Watch
 
 
 @dataclass(frozen=True, eq=False)
-class Upward:
+class UpwardTables:
     """Tables of every pool after the upward pass; None where they were freed."""
 
     program: ContractionProgram  # what was run
@@ -38,7 +38,7 @@ def upward(
     maximise: bool = False,
     keep: bool = True,
     watch: Watch | None = None,
-) -> Upward:
+) -> UpwardTables:
     """Run all steps of a program.
 
     Args:
@@ -74,10 +74,10 @@ def upward(
                 for pool, _ in operand.pieces if operand else ():
                     if program.last_use[pool] == number:
                         pools[pool] = None
-    return Upward(program, tuple(pools), watch.spent)
+    return UpwardTables(program, tuple(pools), watch.spent)
 
 
-def log_total(up: Upward) -> Tensor:
+def log_total(up: UpwardTables) -> Tensor:
     """(batch or 1,) float64 sum over components of the logs of their scalars."""
     total: Tensor | None = None
     for pool in up.program.roots:
@@ -97,7 +97,7 @@ class Downward:
     all joint marginals: `to_factors` makes those of one group.
     """
 
-    up: Upward
+    up: UpwardTables
     maximise: bool
     # per step the product of all tables of the component outside of its result, on its dims
     above: tuple[Value, ...]
@@ -154,7 +154,7 @@ def _places(rows: Tensor, wanted: Tensor | None) -> Tensor:
     return place[rows]
 
 
-def downward(up: Upward, *, maximise: bool = False, watch: Watch | None = None) -> Downward:
+def downward(up: UpwardTables, *, maximise: bool = False, watch: Watch | None = None) -> Downward:
     """Pass messages from the roots to every step, and read the marginal of every variable.
 
     Each variable is read at the step that eliminates it, off the smaller operand that has it: the
@@ -248,7 +248,7 @@ def expected_scores(down: Downward, number: int, group: Group) -> Tensor:
     return total
 
 
-def _total(side: Side, step: BatchedStep, above: Value, value: Value, up: Upward) -> Value:
+def _total(side: Side, step: BatchedStep, above: Value, value: Value, up: UpwardTables) -> Value:
     """Sums of an operand times all else, which is multiplied in turn, the smaller part last."""
     above, out = _in_double(above), step.out_dims
     if side.other is None:
@@ -297,7 +297,7 @@ def _ratio(above: Value, below: Value) -> Tensor:
 
 
 def _message(
-    side: Side, step: BatchedStep, above: Value, up: Upward, *, maximise: bool,
+    side: Side, step: BatchedStep, above: Value, up: UpwardTables, *, maximise: bool,
     members: Tensor | None = None,
 ) -> tuple[Value, tuple[int, ...]]:  # fmt: skip
     """The product of all tables outside of an operand, on those of its dims that others have.
@@ -314,7 +314,7 @@ def _message(
 
 
 def traceback(
-    up: Upward, batch: int, count: int, num_variables: int, *,
+    up: UpwardTables, batch: int, count: int, num_variables: int, *,
     generator: torch.Generator | None, noise: bool, only: frozenset[int] | None = None,
 ) -> Tensor:  # fmt: skip
     """(count, batch, active variables) states drawn (noise) or maximising, from the roots down.
@@ -416,7 +416,7 @@ def _assembled(parts: list[tuple[Tensor | None, Value]]) -> Value:
     return value.rows(torch.argsort(torch.cat(rows)))
 
 
-def _expanded(message: Value, shown: Sequence[int], side: Side, up: Upward) -> Value:
+def _expanded(message: Value, shown: Sequence[int], side: Side, up: UpwardTables) -> Value:
     """A message in the order of its operand's dims, broadcast over those that no other has."""
     tensor, wanted = message.values, [dim for dim in side.dims if dim in shown]
     if wanted != list(shown):

@@ -13,7 +13,7 @@ from rdpgraph._core.cache import cached_property, differentiable_property
 from rdpgraph._core.units import duration
 from rdpgraph.engines.exact.contraction import (
     Downward,
-    Upward,
+    UpwardTables,
     downward,
     expected_scores,
     log_total,
@@ -63,16 +63,16 @@ class ExactSolution(Solution):
         return tuple(group.layout for group in self.network.groups)
 
     @differentiable_property
-    def _sums(self) -> Upward:
+    def _sums(self) -> UpwardTables:
         program = compiled(self.tree, self._layout)
         return upward(program, self.network.groups, watch=self._watch())
 
     @differentiable_property
-    def _maxima(self) -> Upward:
+    def _maxima(self) -> UpwardTables:
         program = compiled(self.tree, self._layout)
         return upward(program, self.network.groups, maximise=True, watch=self._watch())
 
-    def _watch(self, up: Upward | None = None) -> Watch:
+    def _watch(self, up: UpwardTables | None = None) -> Watch:
         """Time limit of an upward pass, or of the downward one that follows ``up``."""
         if up is None:
             return Watch(effort.UPWARDS * self.seconds)

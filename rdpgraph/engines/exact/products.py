@@ -206,7 +206,7 @@ def _within_range(left: Value, right: Value, terms: float) -> tuple[Value, Value
 
 
 @dataclass(frozen=True)
-class _Product:
+class _EinsumForm:
     """Einsum form of a product of labelled tables."""
 
     equation: str  # for einsum; the batch and count dims are its first two letters
@@ -222,7 +222,7 @@ class _Product:
 @remembered(4096)
 def _product(
     left_dims: tuple[int, ...], right_dims: tuple[int, ...], out_dims: tuple[int, ...]
-) -> _Product:
+) -> _EinsumForm:
     kept = set(out_dims)
     letters = {
         dim: ascii_letters[n + 2]
@@ -231,7 +231,7 @@ def _product(
     left, right, out = (
         "ab" + "".join(letters[dim] for dim in dims) for dims in (left_dims, right_dims, out_dims)
     )
-    return _Product(
+    return _EinsumForm(
         f"{left},{right}->{out}",
         tuple(n + 2 for n, dim in enumerate(left_dims) if dim not in kept),
         tuple(

@@ -13,7 +13,7 @@ from rdpgraph._core.numbers import LOG_RANGE
 from rdpgraph.engines.loopy.arithmetic import neighbours
 from rdpgraph.engines.loopy.edges import Edges, Port, edges_of
 from rdpgraph.engines.loopy.equations import Equations
-from rdpgraph.engines.loopy.kernels import Kernel, Ports
+from rdpgraph.engines.loopy.kernels import MessageKernel, Ports
 from rdpgraph.engines.loopy.network_equations import reach
 from rdpgraph.engines.loopy.schedules import Schedule, Sets
 from rdpgraph.engines.reduction.network import Network
@@ -23,7 +23,7 @@ from rdpgraph.plan.joingraph import ClusterGraph
 
 
 @dataclass(frozen=True, eq=False)
-class ClusterKernel(Kernel):
+class ClusterKernel(MessageKernel):
     """Clusters of equal shape, in float64.
 
     They sum products of scaled values, or logs where these underflow.

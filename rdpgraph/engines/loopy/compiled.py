@@ -22,9 +22,8 @@ from rdpgraph.engines.loopy.arithmetic import BOTTOM, FLOOR
 from rdpgraph.engines.loopy.edges import Edges
 from rdpgraph.engines.loopy.equations import Equations, Messages
 from rdpgraph.engines.loopy.high_order import HighOrderKernel
-from rdpgraph.engines.loopy.kernels import Kernel, TableKernel
-from rdpgraph.engines.loopy.records import RECORDS, Class, Model
-from rdpgraph.engines.loopy.records import Kernel as KernelRecord
+from rdpgraph.engines.loopy.kernels import MessageKernel, TableKernel
+from rdpgraph.engines.loopy.records import RECORDS, Class, KernelRecord, Model
 from rdpgraph.model.potentials.automaton import Automaton
 from rdpgraph.native import building
 from rdpgraph.native.loading import TypedLibrary
@@ -65,7 +64,7 @@ def is_served(equations: Equations) -> bool:
     return fits and places < 2**31 and LIBRARY.available(equations.dtype)
 
 
-def _serves(kernel: Kernel) -> bool:
+def _serves(kernel: MessageKernel) -> bool:
     if isinstance(kernel, TableKernel):
         shape = kernel.group.log_tables.shape[2:]
         small = math.prod(shape) <= tuning.SWEPT_TABLE and len(shape) <= _MOST_SLOTS
@@ -293,7 +292,7 @@ class CompiledMessages:
             most_spare=max([1, *(2 * states for states, _ in spans)]),
         )
 
-    def _kernel(self, number: int, kernel: Kernel) -> KernelRecord:
+    def _kernel(self, number: int, kernel: MessageKernel) -> KernelRecord:
         assert isinstance(kernel, TableKernel | HighOrderKernel)
         weights = kernel.weights
         shared = {

@@ -26,7 +26,7 @@ from rdpgraph.plan import clock
 
 
 @dataclass(frozen=True, eq=False)
-class Decoded:
+class DecodedModes:
     """Configurations that were decoded from max-beliefs."""
 
     states: Tensor  # (B, active variables)
@@ -37,7 +37,7 @@ class Decoded:
     crosses = True
 
 
-def decode(equations: Equations, outcome: Outcome, limits: Limits) -> Decoded:
+def decode(equations: Equations, outcome: Outcome, limits: Limits) -> DecodedModes:
     """Decode the best state of every variable, breaking ties so that neighbours agree.
 
     Messages that have not converged run on with damping. Ties are decided by a traceback. If the
@@ -48,23 +48,23 @@ def decode(equations: Equations, outcome: Outcome, limits: Limits) -> Decoded:
     beliefs = equations.beliefs(messages)
     states, converged = _states(equations, beliefs), outcome.converged.cpu()
     if not equations.edges.count or not equations.batch:
-        return Decoded(states, torch.ones(equations.batch, dtype=torch.bool, device="cpu"))
+        return DecodedModes(states, torch.ones(equations.batch, dtype=torch.bool, device="cpu"))
     end = math.inf if limits.seconds is None else clock.now() + limits.seconds
     tied = _tied(equations, beliefs)
     items = (tied.any(1).cpu() | ~converged).nonzero().flatten()
     if len(items) and clock.now() < end:
         read = tuple(values[items.to(values.device)] for values in (states, tied))
         part = equations.part(messages, items)
-        search = _Search(*part, outcome.sweeps[items], limits, end, read[0])
+        search = _TieSearch(*part, outcome.sweeps[items], limits, end, read[0])
         search.run(converged[items], read if bool(converged[items].all()) else None)
         states[items.to(states.device)] = search.states
         if search.consistent is not None and len(items) == equations.batch:
-            return Decoded(states, search.consistent & converged, clock.now() > end)
+            return DecodedModes(states, search.consistent & converged, clock.now() > end)
     cut = bool(len(items)) and clock.now() > end
     if not bool(converged.any()):
-        return Decoded(states, converged, cut)
+        return DecodedModes(states, converged, cut)
     known = _decider_of(equations).scores(states)
-    return Decoded(states, _agreed(equations, messages, states, known, converged), cut)
+    return DecodedModes(states, _agreed(equations, messages, states, known, converged), cut)
 
 
 def read(equations: Equations, messages: Messages) -> tuple[Tensor, Tensor]:
@@ -188,7 +188,7 @@ def _decider_of(equations: Equations) -> _Decider:
     return (_OneByOne if served else _LayerByLayer)(equations)
 
 
-class _Search:
+class _TieSearch:
     """Searches for configurations of items with ties, and keeps the best one of each."""
 
     def __init__(

@@ -30,7 +30,7 @@ from rdpgraph._core import tuning
 from rdpgraph._core.cache import cached_property
 from rdpgraph.engines.loopy.arithmetic import BOTTOM, FLOOR, change, floored, rescaled, share, take
 from rdpgraph.engines.loopy.edges import Boundary, Edges, Port, SizeClass
-from rdpgraph.engines.loopy.kernels import FactorKernel, Kernel
+from rdpgraph.engines.loopy.kernels import FactorKernel, MessageKernel
 from rdpgraph.logspace.logmatrix import soft_sum
 
 Messages: TypeAlias = tuple[Tensor, ...]
@@ -38,7 +38,7 @@ Messages: TypeAlias = tuple[Tensor, ...]
 
 
 @dataclass(frozen=True, eq=False)
-class Sums:
+class MessageSums:
     """Sums of log-messages at the variables of a class, in which hard zeros are counted apart."""
 
     total: Tensor  # (B, K, n) sum of the finite logs
@@ -60,11 +60,11 @@ class Sums:
         return torch.where(others > 0.5, -math.inf, rest)
 
 
-def sums_of(unary: Tensor, arrive: Callable[[Tensor], Tensor], logs: Tensor) -> Sums:
+def sums_of(unary: Tensor, arrive: Callable[[Tensor], Tensor], logs: Tensor) -> MessageSums:
     """Add up unary logs and the messages ``logs`` by ``arrive``; both may have -inf."""
     dead, base_dead = logs == -math.inf, unary == -math.inf
     total = torch.where(base_dead, 0.0, unary) + arrive(torch.where(dead, 0.0, logs))
-    return Sums(total, base_dead.to(total) + arrive(dead.to(total)))
+    return MessageSums(total, base_dead.to(total) + arrive(dead.to(total)))
 
 
 @dataclass(frozen=True, eq=False)
@@ -72,7 +72,7 @@ class Equations:
     """A model in message-passing form."""
 
     edges: Edges  # index of the messages
-    kernels: tuple[Kernel, ...]  # the factors
+    kernels: tuple[MessageKernel, ...]  # the factors
     unary: tuple[Tensor, ...]  # per size class (b, K, n) log-potentials of the variables
     # per size class (E,) counting number of each edge's factor; None: all one
     weights: tuple[Tensor, ...] | None
@@ -111,10 +111,10 @@ class Equations:
         parts = zip(self.sums(messages), messages, self.edges.classes, strict=True)
         return tuple(belief.less(message, c.variable) for belief, message, c in parts)
 
-    def sums(self, messages: Messages) -> list[Sums]:
+    def sums(self, messages: Messages) -> list[MessageSums]:
         """Return for each class the sums of messages and unary log-potentials at its variables."""
         if not self.vanishing:
-            return [Sums(belief, None) for belief in self.beliefs(messages)]
+            return [MessageSums(belief, None) for belief in self.beliefs(messages)]
         parts = zip(self.unary, self.edges.classes, self._weighted(messages), strict=True)
         sums = [sums_of(unary, partial(arriving, c), message) for unary, c, message in parts]
         return sums if self.boundary is None else _joined(sums, self.boundary)
@@ -199,7 +199,7 @@ class Equations:
         return self._prepared(messages)[0]
 
     def _prepared(
-        self, messages: Messages, sums: Sequence[Sums] | None = None
+        self, messages: Messages, sums: Sequence[MessageSums] | None = None
     ) -> tuple[list[Tensor], list[Tensor]]:
         sums = self.sums(messages) if sums is None else sums
         pairs = [
@@ -330,12 +330,12 @@ def arriving(c: SizeClass, values: Tensor) -> Tensor:
     return zeros.index_add(2, c.variable, values)
 
 
-def _joined(sums: Sequence[Sums], boundary: Boundary) -> list[Sums]:
+def _joined(sums: Sequence[MessageSums], boundary: Boundary) -> list[MessageSums]:
     """Add up sums over all parts; hard zeros are counted apart."""
     pairs = [(s.total, s.zeros) for s in sums if s.zeros is not None]
     both = boundary.joined([torch.cat(pair, 1) for pair in pairs])
     halves = (values.split(values.shape[1] // 2, 1) for values in both)
-    return [Sums(total, zeros) for total, zeros in halves]
+    return [MessageSums(total, zeros) for total, zeros in halves]
 
 
 def _added(

@@ -27,7 +27,7 @@ Ports: TypeAlias = Sequence[int] | None
 """Numbers of ports; None: all."""
 
 
-class Kernel(ABC):
+class MessageKernel(ABC):
     """Factors of one kind and shape; messages are logs (B, K, n), the factors of a port last."""
 
     @property
@@ -51,7 +51,7 @@ class Kernel(ABC):
         """True if a gradient would reach the potential."""
 
     @abstractmethod
-    def items(self, chosen: slice | Tensor) -> "Kernel":
+    def items(self, chosen: slice | Tensor) -> "MessageKernel":
         """Return the kernel of some batch items, given as a range or by their numbers."""
 
     @property
@@ -101,7 +101,7 @@ class Kernel(ABC):
         """Return (B, F, *sizes of the ports' slots) probabilities of factors' configurations."""
 
 
-class FactorKernel(Kernel):
+class FactorKernel(MessageKernel):
     """A kernel whose ports are variables of the model."""
 
     @abstractmethod

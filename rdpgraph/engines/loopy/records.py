@@ -24,7 +24,7 @@ class Class:
 
 
 @dataclass(frozen=True, slots=True)
-class Kernel:
+class KernelRecord:
     """A block of factors of one kind: tables, or automata that read their slots in order."""
 
     is_automaton: int
@@ -118,7 +118,7 @@ class OddsModel:
     incident: int  # (edges,) of int32, the messages that each variable gets
 
 
-RECORDS = Class, Kernel, Model, OddsGroup, OddsModel
+RECORDS = Class, KernelRecord, Model, OddsGroup, OddsModel
 HEADER = Path(building.__file__).parent / "kernels" / "messages" / "records.h"
 
 

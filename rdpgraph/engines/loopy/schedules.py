@@ -278,7 +278,7 @@ class Damping(ABC):
 
 
 @dataclass(frozen=True)
-class _Mean(Damping):
+class _MeanDamping(Damping):
     """Damping by a weighted mean of two messages."""
 
     share: float
@@ -288,7 +288,7 @@ class _Mean(Damping):
 
 
 @dataclass(frozen=True)
-class LogDamping(_Mean):
+class LogDamping(_MeanDamping):
     """A geometric mean: ``log m = (1 - share) log m_new + share log m_old``."""
 
     def mix(self, new: Tensor, old: Tensor) -> Tensor:
@@ -301,7 +301,7 @@ DAMPED = LogDamping(0.5)
 
 
 @dataclass(frozen=True)
-class ProbabilityDamping(_Mean):
+class ProbabilityDamping(_MeanDamping):
     """An arithmetic mean: ``m = (1 - share) m_new + share m_old``, of messages with maximum 1."""
 
     def mix(self, new: Tensor, old: Tensor) -> Tensor:

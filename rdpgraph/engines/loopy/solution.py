@@ -17,7 +17,7 @@ from rdpgraph.engines.compiled import Compiled, uncompiled
 from rdpgraph.engines.configurations import Searched, likeliest, scored_in_graph
 from rdpgraph.engines.loopy.arithmetic import rescaled, take
 from rdpgraph.engines.loopy.compiled import log_partition
-from rdpgraph.engines.loopy.decoding import Decoded, decode, read
+from rdpgraph.engines.loopy.decoding import DecodedModes, decode, read
 from rdpgraph.engines.loopy.edges import Edges
 from rdpgraph.engines.loopy.equations import Equations, Messages
 from rdpgraph.engines.loopy.high_order import HighOrderKernel, is_logical
@@ -397,7 +397,7 @@ class LoopySolution(Approximation):
         return self._of_variables(raised, -math.inf, total)
 
     @cached_property
-    def decoded(self) -> Decoded:
+    def decoded(self) -> DecodedModes:
         """The configurations that are decoded from the max-beliefs."""
         other, outcome = self._modal, self._modal.outcome
         with torch.no_grad(), _spent(self.allowance):

@@ -10,7 +10,7 @@ from torch.utils.weak import WeakTensorKeyDictionary
 
 from rdpgraph.engines.loopy.arithmetic import rescaled, take
 from rdpgraph.engines.loopy.edges import Edges
-from rdpgraph.engines.loopy.equations import Equations, Messages, Sums, sums_of
+from rdpgraph.engines.loopy.equations import Equations, Messages, MessageSums, sums_of
 
 
 @dataclass(frozen=True, eq=False)
@@ -23,7 +23,7 @@ class SegmentEdges:
 
 
 @dataclass(frozen=True, eq=False)
-class Asked:
+class KernelCall:
     """The factors of a kernel whose messages are computed in one call."""
 
     kernel: int  # its number
@@ -37,7 +37,7 @@ class EdgeSubset:
     """A subset of the edges, by segment, and for each class the variables that they touch."""
 
     parts: tuple[SegmentEdges, ...]
-    asked: tuple[Asked, ...]
+    asked: tuple[KernelCall, ...]
     locals: tuple[Tensor, ...]  # (n,) numbers of the variables
     arriving: tuple[tuple[Tensor, Tensor], ...]  # (m,) all edges at them, and places among them
 
@@ -81,8 +81,8 @@ def _starts(edges: Edges) -> Tensor:
     return torch.tensor(firsts, dtype=torch.long, device=edges.classes[0].variable.device)
 
 
-def _asked(edges: Edges, parts: list[SegmentEdges]) -> tuple[Asked, ...]:
-    asked: list[Asked] = []
+def _asked(edges: Edges, parts: list[SegmentEdges]) -> tuple[KernelCall, ...]:
+    asked: list[KernelCall] = []
     last: dict[int, int] = {}
     for number, part in enumerate(parts):
         kernel = edges.segments[part.segment].kernel
@@ -94,7 +94,7 @@ def _asked(edges: Edges, parts: list[SegmentEdges]) -> tuple[Asked, ...]:
                 asked[last[kernel]] = replace(before, parts=(*before.parts, number))
                 continue
         last[kernel] = len(asked)
-        asked.append(Asked(kernel, rows, (number,)))
+        asked.append(KernelCall(kernel, rows, (number,)))
     return tuple(asked)
 
 
@@ -114,7 +114,7 @@ def subset_of(edges: Edges, chosen: Tensor | None) -> EdgeSubset:
 
 
 def candidates(
-    equations: Equations, chosen: EdgeSubset, incoming: Callable[[Asked], list[Tensor]]
+    equations: Equations, chosen: EdgeSubset, incoming: Callable[[KernelCall], list[Tensor]]
 ) -> list[Tensor]:
     """Return for each part the (B, K, n) updated messages, from those that come in."""
     edges = equations.edges
@@ -134,7 +134,7 @@ def candidates(
 
 
 def incoming(
-    equations: Equations, messages: Messages, sums: list[Sums], asked: Asked
+    equations: Equations, messages: Messages, sums: list[MessageSums], asked: KernelCall
 ) -> list[Tensor]:
     """Return for each port the (B, K, n) messages from variables to factors, rescaled."""
     edges, arriving = equations.edges, list[Tensor]()
@@ -162,8 +162,8 @@ def written(
 
 
 def refreshed(
-    equations: Equations, messages: Messages, sums: list[Sums], chosen: EdgeSubset
-) -> list[Sums]:
+    equations: Equations, messages: Messages, sums: list[MessageSums], chosen: EdgeSubset
+) -> list[MessageSums]:
     """Recompute sums at the variables touched, in place unless gradients are recorded."""
     result = list(sums)
     for number, numbers in enumerate(chosen.locals):
@@ -176,12 +176,12 @@ def refreshed(
         zeros = here.new_zeros(*here.shape[:2], len(numbers))
         arrive = partial(zeros.index_add, 2, places)
         careful = equations.vanishing
-        new = sums_of(unary, arrive, here) if careful else Sums(unary + arrive(here), None)
+        new = sums_of(unary, arrive, here) if careful else MessageSums(unary + arrive(here), None)
         old = result[number]
         dead = old.zeros
         if dead is not None and new.zeros is not None:
             dead = _put(dead, numbers, new.zeros)
-        result[number] = Sums(_put(old.total, numbers, new.total), dead)
+        result[number] = MessageSums(_put(old.total, numbers, new.total), dead)
     return result
 
 

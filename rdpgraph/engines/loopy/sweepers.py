@@ -23,7 +23,7 @@ from rdpgraph.engines.loopy.schedules import (
     unasked,
 )
 from rdpgraph.engines.loopy.subsets import (
-    Asked,
+    KernelCall,
     candidates,
     incoming,
     refreshed,
@@ -304,7 +304,7 @@ class _Paired(Sweeper):
             self.updates += edges.count if chosen is None else len(chosen)
         return messages, largest
 
-    def _incoming(self, asked: Asked) -> list[Tensor]:
+    def _incoming(self, asked: KernelCall) -> list[Tensor]:
         """Return for each port the (B, K, n) incoming messages of some clusters."""
         assert self._held is not None
         edges, incoming = self.equations.edges, list[Tensor]()

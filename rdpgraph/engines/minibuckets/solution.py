@@ -93,7 +93,7 @@ _CLOSE = 0.2
 
 
 @dataclass(frozen=True, eq=False)
-class _Run:
+class _PopulationEstimate:
     """Estimates of one population: log Z, (S,) probabilities of the remaining states, score."""
 
     log_partition: float
@@ -154,7 +154,7 @@ class MiniBucketSolution(Solution):
         # after a question for log Z.
         _ = self.estimates
         end = clock.now() + (1.0 - effort.MEANS_SUMS) * self.sampling.seconds
-        alive, every = (self._ends(1.0)[1] > -math.inf).tolist(), list[list[_Run]]()
+        alive, every = (self._ends(1.0)[1] > -math.inf).tolist(), list[list[_PopulationEstimate]]()
         for item, one in enumerate(self.estimates):
             left = self.network.batch - item
             until = clock.now() + (end - clock.now()) / left
@@ -174,14 +174,19 @@ class MiniBucketSolution(Solution):
                 "time."
             )
 
-    def _runs(self, item: int, one: Estimate, until: float) -> list[_Run]:
+    def _runs(self, item: int, one: Estimate, until: float) -> list[_PopulationEstimate]:
         """Estimates for an item: one of few members, then those there is time for."""
         # As many members as the memory holds, the estimate's own number at most; few at first.
         rng = np.random.default_rng(self.sampling.seed + item)
         starts = tables_of(self.network, item).starts
         room = self.sampling.memory / (tuning.MEMBER_STEP * max(len(self.network.sizes), 1))
         most = int(max(min(one.members, room), 1.0))
-        count, runs, tried, first = min(most, effort.FIRST_MEMBERS), list[_Run](), 0, clock.now()
+        count, runs, tried, first = (
+            min(most, effort.FIRST_MEMBERS),
+            list[_PopulationEstimate](),
+            0,
+            clock.now(),
+        )
         while len(runs) < RUNS and (not tried or clock.now() < until):
             begin = clock.now()
             last = until + self.sampling.grace
@@ -202,7 +207,7 @@ class MiniBucketSolution(Solution):
             # A population with a possible member gives means; impossible ones are tried again.
             if len(run.shares):
                 means = averages(run, one.passed.bound, starts)
-                runs.append(_Run(run.log_partition, *means, exact=run.exact))
+                runs.append(_PopulationEstimate(run.log_partition, *means, exact=run.exact))
             if run.exact or tried == 4 * RUNS:
                 return runs[-1:]
             if not going:
@@ -347,7 +352,7 @@ class MiniBucketSolution(Solution):
     sample = cast("Any", partial(_refused, "independent draws"))
 
 
-def _mixed(runs: list[_Run], states: int) -> _Means:
+def _mixed(runs: list[_PopulationEstimate], states: int) -> _Means:
     """Marginals and score over populations, weighted by their estimates of Z; zeros for none."""
     if not runs:
         return _Means(np.zeros(states), np.zeros(states), 0.0)

@@ -30,7 +30,7 @@ def refuted_states(
     zeros = _zeros(network, int(share * effort.PROBED_ZEROS))
     if zeros is None:
         return []
-    search = _Search(network.sizes, zeros, int(share * effort.PROBED_LOOKS), deadline)
+    search = _AssumptionSearch(network.sizes, zeros, int(share * effort.PROBED_LOOKS), deadline)
     struck = search.run()
     result: list[tuple[int, list[int]]] = []
     for active, number in enumerate(network.numbers.tolist()):
@@ -62,7 +62,7 @@ def _zeros(network: Network, most: int) -> list[tuple[int, ...]] | None:
 
 
 @dataclass
-class _Search:
+class _AssumptionSearch:
     """Propagation of assumptions, which can be undone."""
 
     sizes: tuple[int, ...]

@@ -8,7 +8,7 @@ namespace {
 
 // Runs on ranges of a block's factors, as many at a time as a vector has lanes.
 template <typename Real, typename Work, typename Run>
-void by_vectors(const Kernel& kernel, int threads, Run run) {
+void by_vectors(const KernelRecord& kernel, int threads, Run run) {
   constexpr int64_t wide = lanes<Work>();
   by_items((kernel.factors + wide - 1) / wide, threads, [&](int64_t a, int64_t b) {
     run(a * wide, std::min(b * wide, kernel.factors));

@@ -69,7 +69,7 @@ class Boxes:
 
 
 @dataclass(frozen=True, eq=False)
-class Emission:
+class StretchScores:
     """Scores of stretches of words by running sums in float64; differentiable.
 
     Words of both sides score the sum over their pairs, and words of one side the sum over them.

@@ -16,7 +16,7 @@ from rdpgraph.interface.structure import is_tracked
 from rdpgraph.logspace.gradients import by_autograd, expectations
 from rdpgraph.model.potentials.table import checked_log_values, settle, taken
 from rdpgraph.recurrences.declaration import Declared, Input, Lengths
-from rdpgraph.structures.bitext.emission import ORDERS, Boxes, Emission
+from rdpgraph.structures.bitext.emission import ORDERS, Boxes, StretchScores
 from rdpgraph.structures.bitext.mixed_rules import AROUND, PARTIAL, Listed, Nodes
 from rdpgraph.structures.checks import settle_lengths
 from rdpgraph.structures.compact.bispans import Bispans
@@ -53,7 +53,7 @@ class MixedMasks(LinkMasks):
         some = ((k > i) & (m > j) & (logs > -math.inf)).nonzero().squeeze(1)
         kept, logs = Boxes(spans.item[some], spans.ends[:, some], max(p, q)), logs[some]
         pairs = model.pairs.detach().reshape(batch, p, q).repeat(chains, 1, 1)
-        emission = Emission(
+        emission = StretchScores(
             pairs.masked_fill(forbidden.reshape(items, p, q), -math.inf),
             model.source.detach().reshape(batch, p),
             model.target.detach().reshape(batch, q),
@@ -287,7 +287,7 @@ class MixedBitext(Recurrence):
         p, q = self.unary.shape[-5] - 1, self.unary.shape[-3] - 1
         every_of = _remembered if p * q <= 64 else Every.of  # they grow as the cube of both lengths
         every, items = every_of(p, q, self.unary.device), math.prod(self.batch_shape)
-        emission = Emission(
+        emission = StretchScores(
             self.pairs.reshape(items, p, q), self.source.reshape(items, p),
             self.target.reshape(items, q),
         )  # fmt: skip
@@ -344,7 +344,7 @@ class Every:
         ends = ends[:, (ends[0] < ends[1]) & (ends[2] < ends[3])]
         kept = Boxes(torch.zeros_like(ends[0]), ends, max(p, q))
         zeros = torch.zeros(1, p, q, device=device)
-        nodes = Nodes.of(kept, Emission(zeros, zeros.sum(2), zeros.sum(1)))
+        nodes = Nodes.of(kept, StretchScores(zeros, zeros.sum(2), zeros.sum(1)))
         none, free = torch.full((1,), -1, device=device), zeros.new_zeros(max(len(kept), PARTIAL))
         listed = Listed.of(nodes, free[: len(kept)], free[:PARTIAL], none)
         forest, total = listed.forest, len(listed.forest.item)

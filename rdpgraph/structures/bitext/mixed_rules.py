@@ -14,7 +14,7 @@ from enum import IntEnum
 import torch
 from torch import Tensor
 
-from rdpgraph.structures.bitext.emission import ORDERS, Boxes, Emission, Pairs
+from rdpgraph.structures.bitext.emission import ORDERS, Boxes, Pairs, StretchScores
 from rdpgraph.structures.compact.bispans import matched
 from rdpgraph.structures.compact.masked import RuleForest
 
@@ -125,12 +125,12 @@ class Nodes:
     """All nodes: kept bispans, then for either orientation pairs, late and early remainders."""
 
     kept: Boxes  # the bispans
-    emission: Emission  # scores of words
+    emission: StretchScores  # scores of words
     nested: Pairs  # pairs of a kept bispan and another one within it
     halves: tuple[Halves, Halves]  # intermediate nodes, straight and inverted
 
     @classmethod
-    def of(cls, kept: Boxes, emission: Emission) -> "Nodes":
+    def of(cls, kept: Boxes, emission: StretchScores) -> "Nodes":
         """Find all nodes of kept bispans."""
         nested = kept.nested()
         straight, inverted = (Halves.of(kept, nested, inverted=side) for side in (False, True))

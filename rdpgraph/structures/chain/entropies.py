@@ -41,7 +41,7 @@ def entropy(
     if not served or not library.available(unary.dtype, "entropies"):
         return None
     given = unary, tables, scored.to(unary), lengths
-    run = _Run(*(part.detach().contiguous() for part in given))
+    run = _EntropyPass(*(part.detach().contiguous() for part in given))
     if run.doubtful:
         return None
     if least is not None:
@@ -49,7 +49,7 @@ def entropy(
     return _Entropy.apply(run, again, unary, tables)  # pyright: ignore
 
 
-class _Run:
+class _EntropyPass:
     """The entropies of some chains, and what their gradients need."""
 
     def __init__(self, unary: Tensor, tables: Tensor, scored: Tensor, lengths: Tensor) -> None:
@@ -80,7 +80,7 @@ class _Run:
 class _Entropy(Function):
     @staticmethod
     def forward(
-        ctx: Any, run: _Run, again: Callable[[Tensor, Tensor], Tensor], unary: Tensor,
+        ctx: Any, run: _EntropyPass, again: Callable[[Tensor, Tensor], Tensor], unary: Tensor,
         tables: Tensor,
     ) -> Tensor:  # fmt: skip
         ctx.save_for_backward(unary, tables)

@@ -99,7 +99,7 @@ class FreeSteps:
 
 
 @dataclass(frozen=True, eq=False)
-class Transitions:
+class TransitionValues:
     """Log-values of the transitions of a chain, looked up in doubles, without gradients."""
 
     given: Tensor | Potential  # (N, N), (*batch, T - 1, N, N), or a potential of such a shape
@@ -142,9 +142,9 @@ class LabelMasks(StructureMasks):
         return self.flat_lengths(self.lengths, self.sites[0])
 
     @cached_property
-    def values(self) -> Transitions:
+    def values(self) -> TransitionValues:
         """The log-values of transitions."""
-        return Transitions(self.transition, self.batch_shape)
+        return TransitionValues(self.transition, self.batch_shape)
 
     def left(self, possible: Tensor, required: Tensor, forbidden: Tensor) -> Tensor:
         """(I, T, N) bool: the labels that a mask leaves of the possible ones, (B, T, N)."""

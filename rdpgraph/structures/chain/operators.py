@@ -162,7 +162,7 @@ def _bound(unary: Unary, steps: Tensor | Steps, lengths: Lengths, *, maxima: boo
 
 
 @dataclass(frozen=True, eq=False)
-class _Given:
+class _BandParameters:
     """The parameters of bands as their rules read them."""
 
     potential: Banded
@@ -181,7 +181,7 @@ class _Given:
         return [part if every else part.unsqueeze(0) for part, every in pairs]
 
 
-def _given(steps: Tensor | Steps, *, maxima: bool) -> _Given:
+def _given(steps: Tensor | Steps, *, maxima: bool) -> _BandParameters:
     assert isinstance(steps, OperatorSteps)
     potential = steps.potential
     assert isinstance(potential, Banded)
@@ -193,7 +193,7 @@ def _given(steps: Tensor | Steps, *, maxima: bool) -> _Given:
     alike = [part.stride(-2) == 0 and not part.requires_grad for part in tensors]
     pairs = zip(tensors, alike, strict=True)
     parts = [part.select(-2, 0) if one else part for part, one in pairs]
-    return _Given(potential, parts, [part.ndim > 2 for part in tensors], alike)
+    return _BandParameters(potential, parts, [part.ndim > 2 for part in tensors], alike)
 
 
 @functools.cache

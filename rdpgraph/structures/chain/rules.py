@@ -70,7 +70,7 @@ def write_program(each: tuple[bool, ...], *, apart: bool = False) -> Program:
     return declaration.program_of("Chain", tuple(declared.items()), "\n".join(rules))
 
 
-class _Given:
+class _ProgramInputs:
     """A program, its inputs in order, each with a dim of items, and sizes and lengths by name."""
 
     def __init__(
@@ -95,8 +95,8 @@ class _Given:
         }
 
     @staticmethod
-    def of(unary: Tensor, transition: Tensor | Steps, lengths: Lengths | None) -> "_Given":
-        return _Given(unary, tables_of(transition), lengths)
+    def of(unary: Tensor, transition: Tensor | Steps, lengths: Lengths | None) -> "_ProgramInputs":
+        return _ProgramInputs(unary, tables_of(transition), lengths)
 
     def run_up(self, *, best: bool, keep: bool = False) -> executor.Upward:
         return executor.run_up(
@@ -126,7 +126,7 @@ def log_partition(unary: Unary, transition: Transition | Steps, lengths: Lengths
 
     The transition may be (B, 1, N, N), one for all steps of each item.
     """
-    given = _Given.of(unary, transition, lengths)
+    given = _ProgramInputs.of(unary, transition, lengths)
     if serves(unary, transition):
         return executor.log_partition(given.program, given.lengths, given.sizes, given.inputs)
     return log_partition_by_torch(unary, transition, lengths)
@@ -134,7 +134,7 @@ def log_partition(unary: Unary, transition: Transition | Steps, lengths: Lengths
 
 def log_partition_by_torch(unary: Unary, transition: Transition | Steps, lengths: Lengths) -> LogZ:
     """`log_partition` wherever compiled code does not serve, in more time."""
-    given = _Given.of(unary, transition, lengths)
+    given = _ProgramInputs.of(unary, transition, lengths)
     inputs = dict(zip([one.name for one in given.program.inputs], given.inputs, strict=True))
     return logsums.log_partition(given.program, inputs, given.lengths, given.sizes)
 
@@ -154,7 +154,7 @@ def edge_counts(unary: Unary, transition: Tensor, lengths: Lengths) -> Tensor:
         if counts is not None:
             return counts
     table = transition.expand(len(unary), *transition.shape)
-    up = _Given(unary, [table.unsqueeze(1)], lengths).run_up(best=False, keep=True)
+    up = _ProgramInputs(unary, [table.unsqueeze(1)], lengths).run_up(best=False, keep=True)
     counts = executor.run_down(up, up.possible.to(unary), (False, True))[1]
     assert counts is not None
     return counts
@@ -166,7 +166,7 @@ def _wide_counts(unary: Tensor, transition: Tensor, lengths: Tensor) -> Tensor |
     With the forward messages f, the marginals p and e = exp(w), the expected uses of w[m, n] are
     e[m, n] sum_t f[t-1, m] p[t, n] / y[t, n], where y[t] = f[t-1] e.
     """
-    up = _Given(unary, [transition], lengths).run_up(best=False, keep=True)
+    up = _ProgramInputs(unary, [transition], lengths).run_up(best=False, keep=True)
     marginals = executor.run_down(up, up.possible.to(unary), (True, False))[0]
     assert marginals is not None
     rows, marginals = executor.rows_of(up, "a")[:, :-1], marginals[:, 1:]
@@ -194,7 +194,7 @@ def _rows(table: Literal["a", "into"], unary: Tensor, transition: Tensor | Steps
     first.
     """
     tables = tables_of(transition)
-    given = _Given(unary, tables, None, apart=table == "into")
+    given = _ProgramInputs(unary, tables, None, apart=table == "into")
 
     def again(unary: Tensor, *inputs: Tensor) -> Tensor:
         total = unary.shape[1]
@@ -274,7 +274,7 @@ def draw(
     generator: torch.Generator | None,
 ) -> Paths:  # fmt: skip
     """(count, B, T) exact draws; -1 beyond a length, and where nothing is possible."""
-    up = _Given.of(unary, transition, lengths).run_up(best=False, keep=True)
+    up = _ProgramInputs.of(unary, transition, lengths).run_up(best=False, keep=True)
     return executor.states(up, 0, count, generator)
 
 
@@ -288,19 +288,19 @@ def perturbed(unary: Unary, transition: Transition, lengths: Lengths, noise: Ten
 
     Each is given the one after it: draws, where the noise is Gumbel's.
     """
-    up = _Given.of(unary, transition, lengths).run_up(best=False)
+    up = _ProgramInputs.of(unary, transition, lengths).run_up(best=False)
     return executor.states(up, 0, len(noise), None, noise)
 
 
 def best_states(unary: Unary, transition: Transition, lengths: Lengths) -> Paths:
     """(B, T) the best sequences; -1 as for `draw`."""
-    up = _Given.of(unary, transition, lengths).run_up(best=True)
+    up = _ProgramInputs.of(unary, transition, lengths).run_up(best=True)
     return executor.states(up, 0, None, None)[0]
 
 
 def max_marginals(unary: Unary, transition: Transition, lengths: Lengths) -> Unary:
     """(B, T, N) the best score with each state; -inf beyond a length. Without gradient."""
-    up = _Given.of(unary.double(), transition.double(), lengths).run_up(best=True)
+    up = _ProgramInputs.of(unary.double(), transition.double(), lengths).run_up(best=True)
     best = executor.best_with(up, only=0)[0]
     assert best is not None
     return best.to(unary)
@@ -308,7 +308,7 @@ def max_marginals(unary: Unary, transition: Transition, lengths: Lengths) -> Una
 
 def k_best(unary: Unary, transition: Transition, lengths: Lengths, k: int) -> Paths:
     """(k, B, T) the best sequences in turn; -1 beyond a length, and where there are fewer."""
-    up = _Given.of(unary.double(), transition.double(), lengths).run_up(best=True)
+    up = _ProgramInputs.of(unary.double(), transition.double(), lengths).run_up(best=True)
     return executor.best_states(up, 0, k)
 
 
@@ -323,9 +323,9 @@ def losses(parts: ChainTensors, other: ChainTensors, *, divergence: bool) -> Ten
     batch, total, states = unary.shape
     if link.shape != two.shape:  # those of either for each step
         link, two = (part.expand(batch, total - 1, states, states) for part in (link, two))
-    ours = _Given(unary, [link], parts.lengths).bound(batch)
+    ours = _ProgramInputs(unary, [link], parts.lengths).bound(batch)
     if other is parts:
         return ours.entropy().to(parts.unary)
-    theirs = _Given(one, [two], parts.lengths).bound(batch)
+    theirs = _ProgramInputs(one, [two], parts.lengths).bound(batch)
     found = ours.kl_divergence(theirs) if divergence else ours.cross_entropy(theirs)
     return found.to(parts.unary)

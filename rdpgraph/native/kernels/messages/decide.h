@@ -26,7 +26,7 @@ struct Neighbours {
     const Model& model = p.model;
     starts.reserve(model.factors + 1), members.reserve(model.edges);
     for (int64_t n = 0; n < model.kernel_count; ++n) {
-      const Kernel& k = p.kernels[n];
+      const KernelRecord& k = p.kernels[n];
       const int32_t *edges = p.template at<const int32_t>(k.edges), *homes = p.template at<const int32_t>(k.homes);
       const int32_t* variables = p.template at<const int32_t>(k.variables);
       for (int64_t f = 0; f < k.factors; ++f) {
@@ -160,7 +160,7 @@ struct Decider {
       : p(given), item(item_), states(states_) {
     int64_t most = 1;
     for (int64_t n = 0; n < p.model.kernel_count; ++n) {
-      const Kernel& k = p.kernels[n];
+      const KernelRecord& k = p.kernels[n];
       for (int64_t s = 0; s < k.slots; ++s) most = std::max(most, p.template at<const int64_t>(k.sizes)[s]);
       most = std::max(most, k.states);
     }
@@ -211,12 +211,12 @@ struct Decider {
     }
   }
 
-  const Real* logs_of(const Kernel& k, int64_t f) const {
+  const Real* logs_of(const KernelRecord& k, int64_t f) const {
     return p.template at<const Real>(k.logs) + item * k.values_item + (k.tables == 1 ? 0 : f);
   }
 
   // What arrives at a slot of a factor, over all its states.
-  void load(const Kernel& k, int64_t f, int64_t s, double* into) const {
+  void load(const KernelRecord& k, int64_t f, int64_t s, double* into) const {
     const int64_t size = p.template at<const int64_t>(k.sizes)[s], at = s * k.factors + f;
     const int64_t e = p.template at<const int32_t>(k.edges)[at];
     if (e < 0) {
@@ -231,13 +231,13 @@ struct Decider {
   }
 
   // The best value of a factor for each state of a slot, given what arrives at the others.
-  void answer(const Kernel& k, int64_t f, int64_t slot) {
+  void answer(const KernelRecord& k, int64_t f, int64_t slot) {
     std::fill(sent.begin(), sent.end(), kNever<double>);
     if (k.is_automaton) answer_automaton(k, f, slot);
     else answer_table(k, f, slot);
   }
 
-  void answer_automaton(const Kernel& k, int64_t f, int64_t slot) {
+  void answer_automaton(const KernelRecord& k, int64_t f, int64_t slot) {
     const int32_t* steps = p.template at<const int32_t>(k.transitions);
     const Real* accept = logs_of(k, f);
     std::fill(before.begin(), before.end(), kNever<double>);
@@ -261,7 +261,7 @@ struct Decider {
       sent[steps[i + 1]] = std::max(sent[steps[i + 1]], before[steps[i]] + after[steps[i + 2]]);
   }
 
-  void answer_table(const Kernel& k, int64_t f, int64_t slot) {
+  void answer_table(const KernelRecord& k, int64_t f, int64_t slot) {
     const int64_t *sizes = p.template at<const int64_t>(k.sizes), *entries = p.template at<const int64_t>(k.entries);
     const Real* logs = logs_of(k, f);
     std::vector<double>& arrived = table;
@@ -302,7 +302,7 @@ struct Decider {
         const int64_t e = c.edge + incident[i] - c.message;
         int64_t which = 0;
         while (owners[e] >= firsts[which + 1]) ++which;
-        const Kernel& k = p.kernels[which];
+        const KernelRecord& k = p.kernels[which];
         const int64_t f = owners[e] - firsts[which], s = slots[e];
         answer(k, f, s);
         const int64_t size = p.template at<const int64_t>(k.sizes)[s];
@@ -345,7 +345,7 @@ struct Decider {
         add(unary[c.belief + v * c.states + states[c.variable + v]], 1);
     }
     for (int64_t n = 0; n < p.model.kernel_count; ++n) {
-      const Kernel& k = p.kernels[n];
+      const KernelRecord& k = p.kernels[n];
       const Real* weights = p.template at<const Real>(k.weights);
       for (int64_t f = 0; f < k.factors; ++f) add(value(k, f), weights ? double(weights[f]) : 1.0);
     }
@@ -353,7 +353,7 @@ struct Decider {
   }
 
   // The state of a factor's slot among all states of the slot.
-  int64_t state_at(const Kernel& k, int64_t f, int64_t s) const {
+  int64_t state_at(const KernelRecord& k, int64_t f, int64_t s) const {
     const int64_t at = s * k.factors + f;
     if (p.template at<const int32_t>(k.edges)[at] < 0)
       return p.template at<const int32_t>(k.settled)[item * k.settled_item + at];
@@ -363,7 +363,7 @@ struct Decider {
     return p.template at<const int32_t>(k.left)[at * p.template at<const int64_t>(k.sizes)[s] + states[v]];
   }
 
-  double value(const Kernel& k, int64_t f) const {
+  double value(const KernelRecord& k, int64_t f) const {
     const Real* logs = logs_of(k, f);
     int64_t number = 0;  // of a cell, or the state of the automaton
     if (!k.is_automaton) {

@@ -16,7 +16,7 @@ struct Class {
   int64_t belief;
 };
 
-struct Kernel {
+struct KernelRecord {
   int64_t is_automaton;
   int64_t factors;
   int64_t slots;
@@ -95,6 +95,6 @@ struct OddsModel {
 };
 
 // The bytes of each record, which `record_bytes` of a library returns.
-constexpr int64_t kRecordBytes[] = {sizeof(Class), sizeof(Kernel), sizeof(Model), sizeof(OddsGroup), sizeof(OddsModel)};
+constexpr int64_t kRecordBytes[] = {sizeof(Class), sizeof(KernelRecord), sizeof(Model), sizeof(OddsGroup), sizeof(OddsModel)};
 
 }  // namespace

@@ -72,11 +72,11 @@ template <typename Real>
 struct Propagation {
   const Model& model;
   const Class* classes;
-  const Kernel* kernels;
+  const KernelRecord* kernels;
   double temperature, lowest, seen;  // 0: maxima; bound from below on finite logs; see `change`
 
   explicit Propagation(const Model& given)
-      : model(given), classes(at<const Class>(given.classes)), kernels(at<const Kernel>(given.kernels)) {
+      : model(given), classes(at<const Class>(given.classes)), kernels(at<const KernelRecord>(given.kernels)) {
     const double* reals = at<const double>(given.reals);
     temperature = reals[0], lowest = reals[1], seen = reals[2];
   }
@@ -144,7 +144,7 @@ struct Worker {
   const Real* beliefs;
   Aligned<Work> logs, values, out;  // by slots and states
   Aligned<Work> forward, spare, shifts;  // of automata by slots and their states, and by slots
-  const Kernel* kernel = nullptr;
+  const KernelRecord* kernel = nullptr;
   int64_t rows[kLanes], live = 0;  // the factors of the lanes, and how many lanes are in use
 
   Worker(const Propagation<Real>& given, int64_t item_, Real* messages_, const Real* beliefs_)
@@ -160,7 +160,7 @@ struct Worker {
     int64_t states, entry;  // of the slot, and the place of its first state in `logs`
   };
   Slot slot_of(int64_t s) const {
-    const Kernel& k = *kernel;
+    const KernelRecord& k = *kernel;
     const int32_t* homes = p.template at<const int32_t>(k.homes);
     const int32_t* left = p.template at<const int32_t>(k.left);
     const int64_t* sizes = p.template at<const int64_t>(k.sizes);
@@ -223,7 +223,7 @@ struct Worker {
   void load_lane(const Slot& slot, int64_t s, int64_t l, Work* in) const {
     const int64_t f = rows[l], e = slot.edges[f];
     if (e < 0) {
-      const Kernel& k = *kernel;
+      const KernelRecord& k = *kernel;
       const int32_t* settled = p.template at<const int32_t>(k.settled) + item * k.settled_item;
       const int64_t state = settled[s * k.factors + f];
       for (int64_t x = 0; x < slot.states; ++x)
@@ -241,7 +241,7 @@ struct Worker {
 
   // A block's numbers for each lane, (items, cells, factors or one).
   Lanes cell(const Real* from, int64_t number) const {
-    const Kernel& k = *kernel;
+    const KernelRecord& k = *kernel;
     const Real* row = from + item * k.values_item + number * k.tables;
     if (k.tables == 1) return all<Work>(Work(row[0]));
     alignas(64) Work own[kLanes] = {};
@@ -267,7 +267,7 @@ struct Worker {
   // The (states) log-values of acceptance, divided by the temperature, or values; with a maximum of zero
   // or one. Returns the shift.
   template <typename S> Lanes accept(Lanes* into) const {
-    const Kernel& k = *kernel;
+    const KernelRecord& k = *kernel;
     const Real* from = p.template at<const Real>(k.logs);
     Lanes peak = all<Work>(kNever<Work>);
     for (int64_t q = 0; q < k.states; ++q) {
@@ -284,7 +284,7 @@ struct Worker {
 
   // forward[s]: totals of the states before slot s, over all ways through the slots before it.
   template <typename S> void run_forward(const Lanes* in, int64_t last, Lanes& shrunk, Work spread) {
-    const Kernel& k = *kernel;
+    const KernelRecord& k = *kernel;
     const int32_t* steps = p.template at<const int32_t>(k.transitions);
     const int64_t* entries = p.template at<const int64_t>(k.entries);
     const int64_t count = k.states;
@@ -303,7 +303,7 @@ struct Worker {
 
   // Messages to all slots into `out`; false where values left their range.
   template <typename S> bool answer_automaton(const Lanes* in) {
-    const Kernel& k = *kernel;
+    const KernelRecord& k = *kernel;
     const int32_t* steps = p.template at<const int32_t>(k.transitions);
     const int64_t* entries = p.template at<const int64_t>(k.entries);
     const int64_t count = k.states, size = p.template at<const int64_t>(k.sizes)[0];
@@ -336,7 +336,7 @@ struct Worker {
   // ---- Tables: every cell adds to one state of each slot the product of all else.
 
   template <typename S> bool answer_table(const Lanes* in) {
-    const Kernel& k = *kernel;
+    const KernelRecord& k = *kernel;
     const Real* from = p.template at<const Real>(S::is_scaled ? k.values : k.logs);
     const int64_t* sizes = p.template at<const int64_t>(k.sizes);
     const int64_t* entries = p.template at<const int64_t>(k.entries);
@@ -506,7 +506,7 @@ struct Worker {
   }
 
   // Updates the factors `number` to `number + kLanes` of a list; null: of the block.
-  Work update(const Kernel& of, const int32_t* list, int64_t number, int64_t count, const Update& how) {
+  Work update(const KernelRecord& of, const int32_t* list, int64_t number, int64_t count, const Update& how) {
     begin(of, list, number, count);
     for (int64_t s = 0; s < of.slots; ++s) load(s);
     answer_all();
@@ -515,21 +515,21 @@ struct Worker {
     return most;
   }
 
-  void begin(const Kernel& of, const int32_t* list, int64_t number, int64_t count) {
+  void begin(const KernelRecord& of, const int32_t* list, int64_t number, int64_t count) {
     kernel = &of;
     live = std::min(kLanes, count - number);
     for (int64_t l = 0; l < live; ++l) rows[l] = list ? list[number + l] : number + l;
   }
 
   // The sum of the factors' log Z times counting numbers; -inf terms are left out and noted.
-  double partition(const Kernel& of, int64_t number, bool& dead) {
+  double partition(const KernelRecord& of, int64_t number, bool& dead) {
     if (p.temperature > 0) {
       if constexpr (std::is_same_v<Work, double>) return partition_of<Logs>(of, number, dead);
     }
     return partition_of<Maxima<Work>>(of, number, dead);
   }
 
-  template <typename S> double partition_of(const Kernel& of, int64_t number, bool& dead) {
+  template <typename S> double partition_of(const KernelRecord& of, int64_t number, bool& dead) {
     begin(of, nullptr, number, of.factors);
     for (int64_t s = 0; s < of.slots; ++s) load(s);
     Lanes total = S::zero();
