@@ -317,7 +317,8 @@ class Monarch(PairOperator):
     A state is a block and a place in it, i = (a, b) and j = (k, c), and
     ``log value(i, j) = log_left[a, b, k] + log_right[k, a, c]``: normalised, the block of the next
     state given the state, and the place in it given both blocks. With blocks of sqrt(N) states a
-    `Chain` costs O(T N sqrt(N)), maxima too, and has 2 N sqrt(N) parameters.
+    `Chain` costs O(T N sqrt(N)), maxima too, and has 2 N sqrt(N) parameters. Where B and C differ,
+    its blocks are cut to their greatest common divisor d, which costs O(T N (K + N / d)).
 
     Args:
         log_left: (A, B, K) nats, of N = A B states and K blocks of the second ones.

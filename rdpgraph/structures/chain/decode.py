@@ -6,7 +6,7 @@ best by lists, Seshadri and Sundberg 1994). Arguments are as for `recursion.log_
 
 Compiled rules answer where they serve. The loops here stay for what rules cannot say, maxima over
 sums of ranks, whose values of pairs are formed in blocks, and gradients of max-marginals; and for
-operators without rules and tables on GPUs, where all states of a step take one call.
+tables and operators on GPUs, where all states of a step take one call.
 """
 
 import math

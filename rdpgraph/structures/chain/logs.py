@@ -2,8 +2,8 @@
 
 This loop stays beside the rules of chains because a `Bound` gives goals and uses, and no messages
 of each step where it is torch that answers: on GPUs, without a compiled library, and for
-derivatives of messages. It also serves operators that no rules are written for, bands at many
-offsets and oblong blocks, and devices without float64, for which it keeps a level for each step.
+derivatives of messages. It also serves log Z of operators there, and devices without float64, for
+which it keeps a level for each step.
 
 Arguments are as for `recursion.log_partition`.
 """

@@ -7,13 +7,20 @@ factors l and r of the rest,
     a[t, n] = (sum_o a[t-1, n-o] b_o[t-1, n-o] + sum_k c[t, k] r[t-1, n, k]) u[t, n].
 
 A pair of states within a band is linked in two ways, by the band and by the rest, whose sum is its
-value. For maxima the band holds that sum: it is above the way by the rest, which never wins.
+value. For maxima the band holds that sum: it is above the way by the rest, which never wins. A rule
+is written out for each of a few offsets; those of many are data, m = n - o, by which states are
+looked up.
 
-Products of blocks cost O(T N sqrt(N)). A state is a block i and a place b in it, so the states of a
-step are A sites of B states, of which a sequence uses one: with the factors l and r,
+Products of blocks cost O(T N sqrt(N)). With square blocks a state is a block i and a place b in it,
+so the states of a step are A sites of B states, of which a sequence uses one: with the factors l
+and r,
 
     c[t, i, k] = sum_b a[t-1, i, b] l[i, b, k],
     a[t, k, d] = sum_i c[t, i, k] r[k, i, d] u[t, k, d].
+
+Before and after a step oblong blocks are of different sizes. Both kinds are cut into blocks of the
+greatest common divisor of the sizes, of which i goes through those before a step and k through
+those after it; the rows of c are still those of the blocks as they were given.
 """
 
 import functools
@@ -45,13 +52,8 @@ def serves(unary: Unary, steps: Tensor | Steps, *, maxima: bool = False) -> bool
     if not isinstance(steps, OperatorSteps):
         return False
     potential = steps.potential
-    fits = False
-    if isinstance(potential, Banded):
-        fits = len(potential.offsets) <= tuning.MOST_OFFSETS
-    elif isinstance(potential, Monarch):
-        # States before a step and those after it are the same blocks only where these are square.
-        fits = len(potential.log_left) == len(potential.log_right)
-    fits = fits and potential.dtype == unary.dtype and (potential.maximises or not maxima)
+    fits = isinstance(potential, Banded | Monarch) and potential.dtype == unary.dtype
+    fits = fits and (potential.maximises or not maxima)
     there = unary.is_cpu and unary.numel() > 0 and executor.LIBRARY.available(unary.dtype)
     return fits and there and not is_transformed()
 
@@ -110,7 +112,11 @@ def forward(unary: Unary, steps: Tensor | Steps, lengths: Lengths) -> Unary:
     assert isinstance(given.potential, Banded)
     potential, rest = given.potential, given.potential.rest
     # The rules write a row as a whole: states that no offset leads to have a term of -inf.
-    absent = [] if rest else [unary.new_full((1, unary.shape[2]), -math.inf)]
+    absent = (
+        []
+        if rest or given.sources is not None
+        else [unary.new_full((1, unary.shape[2]), -math.inf)]
+    )
     inputs = [masked(unary, lengths), *given.by_item(), *absent]
     whole = torch.full((len(unary),), total, device=unary.device)
 
@@ -118,12 +124,17 @@ def forward(unary: Unary, steps: Tensor | Steps, lengths: Lengths) -> Unary:
         # What is the same for all states has no gradient, and is taken as it was given.
         parts = [
             one if alike else part.reshape(one.shape)
-            for one, part, alike in zip(potential.tensors, inputs, given.alike, strict=False)
+            for one, part, alike in zip(given.tensors, inputs, given.alike, strict=False)
         ]
+        if given.sources is not None:  # bands are given by the states that they lead to
+            backwards = Banded(parts[0], [-offset for offset in potential.offsets])
+            parts[0] = backwards.turned().log_values
         return logs.forward(unary, OperatorSteps(potential.replaced(parts)), whole)
 
     sizes = {"T": total, "N": unary.shape[2], **({"K": rest.rank} if rest else {})}
-    program = _bands(potential.offsets, given.kinds, written=True)
+    if given.sources is not None:
+        sizes["D"] = len(potential.offsets)
+    program = _bands(given.offsets, given.kinds, written=True)
     tracked = torch.is_grad_enabled() and any(part.requires_grad for part in inputs)
     up = executor.run_up(program, inputs, {"lengths": total}, sizes, best=False, keep=tracked)
     rows = rows_made(up, "a", again, inputs)
@@ -151,14 +162,28 @@ def _bound(unary: Unary, steps: Tensor | Steps, lengths: Lengths, *, maxima: boo
     assert isinstance(steps, OperatorSteps)
     potential = steps.potential
     if isinstance(potential, Monarch):
-        left, right = potential.tensors
-        given = {"unary": unary.unflatten(2, left.shape[:2]), "left": left, "right": right}
-        return Bound(_blocks(), {**given, "lengths": lengths}, checked=True)
+        return _bound_blocks(unary, potential, lengths)
     own = _given(steps, maxima=maxima)
-    assert isinstance(potential, Banded)
-    program = _bands(potential.offsets, own.kinds)
-    parts = dict(zip(_PARTS, own.parts, strict=False))
+    program = _bands(own.offsets, own.kinds)
+    parts: dict[str, Tensor] = dict(zip(_PARTS, own.parts, strict=False))
+    if own.sources is not None:
+        parts["sources"] = own.sources
     return Bound(program, {"unary": unary, "lengths": lengths, **parts}, checked=True)
+
+
+def _bound_blocks(unary: Unary, potential: Monarch, lengths: Lengths) -> Bound:
+    left, right = potential.tensors
+    (_, width, count), after = left.shape, right.shape[2]
+    # Blocks before a step and after it are cut alike: one of them has so many of the smaller ones.
+    small = math.gcd(width, after)
+    before, after = width // small, after // small
+    if before * after > 1:
+        left = left.reshape(-1, small, count)
+        right = right.unflatten(2, (after, small)).transpose(1, 2).flatten(0, 1)
+        right = right.repeat_interleave(before, 1)
+    given = {"unary": unary.unflatten(2, left.shape[:2]), "left": left, "right": right}
+    given["into"] = torch.arange(count, device="cpu").repeat_interleave(after)
+    return Bound(_blocks(), {**given, "lengths": lengths}, checked=True)
 
 
 @dataclass(frozen=True, eq=False)
@@ -166,9 +191,16 @@ class _BandParameters:
     """The parameters of bands as their rules read them."""
 
     potential: Banded
+    tensors: Sequence[Tensor]  # those of the potential; bands by the states after where these vary
     parts: Sequence[Tensor]  # those that are the same for all states without their dim of states
     each: Sequence[bool]  # for each parameter, whether every step has its own
     alike: Sequence[bool]  # and whether it is the same for all states
+    sources: Tensor | None  # (N, D) states before each one; None where rules are written out
+
+    @property
+    def offsets(self) -> tuple[int, ...] | None:
+        """Those that rules are written out for; None where states are looked up."""
+        return self.potential.offsets if self.sources is None else None
 
     @property
     def kinds(self) -> tuple[tuple[str, bool, bool], ...]:
@@ -176,24 +208,32 @@ class _BandParameters:
         return tuple(zip(_PARTS, self.each, self.alike, strict=False))
 
     def by_item(self) -> list[Tensor]:
-        """The parts with a dim of items, of size 1 where all items share one."""
+        """The parts with a dim of items, of size 1 where all items share one, in order."""
         pairs = zip(self.parts, self.each, strict=True)
-        return [part if every else part.unsqueeze(0) for part, every in pairs]
+        parts = [part if every else part.unsqueeze(0) for part, every in pairs]
+        return parts if self.sources is None else [*parts, self.sources.unsqueeze(0)]
 
 
 def _given(steps: Tensor | Steps, *, maxima: bool) -> _BandParameters:
     assert isinstance(steps, OperatorSteps)
     potential = steps.potential
     assert isinstance(potential, Banded)
-    tensors = potential.tensors
+    tensors, sources = potential.tensors, None
     if maxima and potential.rest is not None:
         tensors = (potential.largest, *tensors[1:])
+    if len(potential.offsets) > tuning.MOST_OFFSETS:
+        # Values that lead to each state, and -inf where there is no state before.
+        tensors = (potential.replaced(tensors).turned().log_values, *tensors[1:])
+        states = torch.arange(potential.shape[-1], device="cpu").unsqueeze(1)
+        sources = states - torch.tensor(potential.offsets, device="cpu")
+        sources = sources.clamp(0, len(states) - 1)
     # A part that is the same for all states is read once a step; one with a gradient has an entry
     # for each state.
     alike = [part.stride(-2) == 0 and not part.requires_grad for part in tensors]
     pairs = zip(tensors, alike, strict=True)
     parts = [part.select(-2, 0) if one else part for part, one in pairs]
-    return _BandParameters(potential, parts, [part.ndim > 2 for part in tensors], alike)
+    each = [part.ndim > 2 for part in tensors]
+    return _BandParameters(potential, tensors, parts, each, alike, sources)
 
 
 @functools.cache
@@ -201,26 +241,28 @@ def _blocks() -> Program:
     """The rules of products of blocks."""
     declared = (
         ("unary", declaration.Input("T A B")),
-        ("left", declaration.Input("A B A")),
+        ("left", declaration.Input("A B K")),
         ("right", declaration.Input("A A B")),
+        ("into", declaration.Input("A", whole=True)),
         ("lengths", declaration.Lengths("T")),
     )
     rules = """
         a[0, i, b] += unary[0, i, b]
         c[t, i, k] += a[t-1, i, b] * left[i, b, k]
-        a[t, k, d] += c[t, i, k] * right[k, i, d] * unary[t, k, d]
+        a[t, q, d] += c[t, i, into[q]] * right[q, i, d] * unary[t, q, d]
         goal       += a[lengths-1, i, b]
     """
     return declaration.program_of("Chain", declared, rules)
 
 
 def _bands(
-    offsets: tuple[int, ...], kinds: tuple[tuple[str, bool, bool], ...], *, written: bool = False
-) -> Program:
+    offsets: tuple[int, ...] | None, kinds: tuple[tuple[str, bool, bool], ...], *,
+    written: bool = False,
+) -> Program:  # fmt: skip
     """The rules for some offsets.
 
     Args:
-        offsets: of the bands.
+        offsets: of the bands; None where the states before each one are looked up.
         kinds: of each part its name, whether it has an entry for each step, and whether it has one
             for all states.
         written: whether a term, ``absent``, is added to states that no offset may lead to.
@@ -231,9 +273,12 @@ def _bands(
         before = ["t-1"] if steps[name] else []
         return f"{name}[{', '.join([*before, *([] if alike[name] else [state]), last])}]"
 
-    # A rule for each band: state n is reached from n - offset.
+    # A rule for each band, or one for all: state n is reached from n - offset.
     rules = ["a[0, n] += unary[0, n]"]
-    for place, offset in enumerate(offsets):
+    if offsets is None:
+        band = read("band", "n", "d")
+        rules.append(f"a[t, n] += a[t-1, sources[n, d]] * {band} * unary[t, n]")
+    for place, offset in enumerate(offsets or ()):
         before = f"n-{offset}" if offset > 0 else f"n+{-offset}" if offset else "n"
         band = read("band", before, str(place))
         rules.append(f"a[t, n] += a[t-1, {before}] * {band} * unary[t, n]")
@@ -241,15 +286,18 @@ def _bands(
     if len(kinds) > 1:
         rules.append(f"c[t, k] += a[t-1, m] * {read('left', 'm', 'k')}")
         rules.append(f"a[t, n] += c[t, k] * {read('right', 'n', 'k')} * unary[t, n]")
-    elif written:
+    absent = written and offsets is not None and len(kinds) == 1
+    if absent:
         rules.append("a[t, n] += absent[n] if t < T")
     rules.append("goal += a[lengths-1, n]")
     inputs = [("unary", declaration.Input("T N"))]
     for name, *_ in kinds:
         dims = [*(["T-1"] if steps[name] else []), *([] if alike[name] else ["N"])]
-        last = str(len(offsets)) if name == "band" else "K"
+        last = ("D" if offsets is None else str(len(offsets))) if name == "band" else "K"
         inputs.append((name, declaration.Input(" ".join([*dims, last]))))
-    if written and len(kinds) == 1:
+    if offsets is None:
+        inputs.append(("sources", declaration.Input("N D", whole=True)))
+    if absent:
         inputs.append(("absent", declaration.Input("N")))
     lengths = ("lengths", declaration.Lengths("T"))
     return declaration.program_of("Chain", (*inputs, lengths), "\n".join(rules))

@@ -5,8 +5,8 @@ which is an exact draw; the softmax of the same at a temperature is the relaxed 
 in the potentials (Fu, Cunningham and Lapata 2022, arXiv:2112.03638v3, algorithm 4, on all states).
 
 Compiled rules draw where they serve. Relaxed draws stay a loop of their own, as their weights of
-all states at a step are no answer of a recurrence; and so does the trace back, for operators
-without rules, and on GPUs, where the draws of a step take one call.
+all states at a step are no answer of a recurrence; and so does the trace back on GPUs, where the
+draws of a step take one call.
 """
 
 import math

@@ -4,6 +4,7 @@ import math
 
 import pytest
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 
 import rdpgraph as rg
 from rdpgraph.errors import BudgetError, ModelError
@@ -25,6 +26,7 @@ KINDS = {
     "diagonal and low rank": lambda: rg.Banded(draw(4, 1), (0,), low_rank()),
     "blocks": lambda: rg.Monarch(draw(2, 2, 2), draw(2, 2, 2, seed=1)),
     "oblong blocks": lambda: rg.Monarch(draw(1, 4, 2), draw(2, 1, 2, seed=1)),
+    "short blocks": lambda: rg.Monarch(draw(4, 1, 2), draw(2, 4, 2, seed=1)),
 }
 each_kind = pytest.mark.parametrize("kind", KINDS)
 
@@ -75,6 +77,102 @@ def test_divergences_are_those_of_tables(kind):
     )
     torch.testing.assert_close(found, expected)
     assert found[0] == math.inf
+
+
+# Blocks that are cut to their greatest common divisor, and bands of all offsets of nine states.
+WIDE = {
+    "blocks of 3 and 2": lambda: rg.Monarch(draw(2, 3, 3), draw(3, 2, 2, seed=1)),
+    "blocks of 4 and 6": lambda: rg.Monarch(draw(3, 4, 2), draw(2, 3, 6, seed=1)),
+    "bands": lambda: rg.Banded(draw(9, 17), [*range(8, -9, -1)]),
+    "bands of each step": lambda: rg.Banded(draw(2, 9, 17), [*range(-8, 9)]),
+    "bands and one rank": lambda: rg.Banded(
+        draw(2, 1, 17).expand(2, 9, 17), [*range(-8, 9)],
+        rg.LowRank(draw(2, 9, 1, seed=2), draw(9, 1, seed=3)),
+    ),
+    "bands and ranks": lambda: rg.Banded(
+        draw(9, 17), [*range(-8, 9)], rg.LowRank(*draw(2, 9, 2, seed=2))
+    ),
+}  # fmt: skip
+each_wide = pytest.mark.parametrize("kind", WIDE)
+
+
+@pytest.mark.long
+@each_wide
+def test_chains_of_wide_kinds_have_every_answer_of_enumeration(kind):
+    potential = WIDE[kind]()
+    unary = draw(2, 3, potential.shape[-1], seed=5)
+    unary[0, 1, 2] = -math.inf
+    check_structure(rg.Chain(unary, potential, lengths=torch.tensor([3, 2])))
+
+
+@each_wide
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_answers_of_wide_kinds_are_those_of_tables(kind, dtype):
+    given = WIDE[kind]()
+    tensors = [part.to(dtype, copy=True).contiguous() for part in given.tensors]
+    tensors[0].reshape(-1)[7:9] = -math.inf
+    own = [part.requires_grad_() for part in tensors]
+    unary, lengths = draw(2, 4, given.shape[-1], seed=6).to(dtype), torch.tensor([4, 2])
+    unary[1, 1, 2] = -math.inf
+    if given.lead(2):
+        unary, lengths = unary[:, :3], lengths.clamp(max=3)
+    weights = [draw(*unary.shape, seed=seed).to(dtype) for seed in (7, 8)]
+
+    def asked(potential):
+        chain = rg.Chain(unary, potential, lengths=lengths)
+        found = chain.log_partition(), chain.entropy(), chain.filtered(), chain.marginals()
+        total = found[0].sum() + found[1].sum()
+        total += sum((w * part).sum() for w, part in zip(weights, found[2:], strict=True))
+        firsts = torch.autograd.grad(total, own, retain_graph=True)
+        firsts += torch.autograd.grad(chain.log_partition().sum(), own, create_graph=True)
+        turns = sum((draw(*one.shape).to(dtype) * one).sum() for one in firsts[len(own) :])
+        best = chain.k_best(5).scores, chain.score(chain.mode()), chain.max_marginals()
+        return [*found, *firsts, *torch.autograd.grad(turns, own), *best]
+
+    found, expected = (asked(given.replaced(own)), asked(given.replaced(own).table(2)))
+    close = {"rtol": 1e-3, "atol": 1e-4} if dtype == torch.float32 else {}
+    torch.testing.assert_close(found, expected, **close)
+
+
+@each_wide
+def test_draws_of_wide_kinds_are_as_frequent_as_their_sequences(kind):
+    potential = WIDE[kind]()
+    chain = rg.Chain(draw(3, potential.shape[-1], seed=8), potential)
+    drawn = chain.sample(20_000, torch.Generator().manual_seed(0))
+    often = torch.nn.functional.one_hot(drawn, potential.shape[-1]).double().mean(0)
+    torch.testing.assert_close(often, chain.marginals(), atol=0.015, rtol=0)
+
+
+@each_wide
+def test_wide_kinds_are_summed_by_compiled_code(kind):
+    """The number of torch's operations does not grow with the 3 or 40 steps of a chain."""
+
+    class Counted(TorchDispatchMode):
+        count = 0
+
+        def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+            self.count += 1
+            return func(*args, **(kwargs or {}))
+
+    given = WIDE[kind]()
+    counts = []
+    for total in (3, 40):
+        potential = given
+        if given.lead(2):
+            rows = [
+                part if part.ndim == 2 else part[..., :1, :, :].repeat_interleave(total - 1, -3)
+                for part in given.tensors
+            ]
+            potential = given.replaced(rows)
+        unary = draw(2, total, given.shape[-1]).requires_grad_()
+        with Counted() as counted:
+            chain = rg.Chain(unary, potential)
+            torch.autograd.grad(chain.log_partition().sum(), unary)
+            chain.sample(3, torch.Generator().manual_seed(0))
+            if potential.maximises:
+                chain.mode()
+        counts.append(counted.count)
+    assert abs(counts[0] - counts[1]) < 5
 
 
 # Two items of three steps, with a potential for each step, for each item and step, or parts alike.
