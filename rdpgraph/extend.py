@@ -19,10 +19,10 @@ from rdpgraph.model.potentials.potential import Decomposition, Part, Potential
 from rdpgraph.model.restriction import Support
 from rdpgraph.plan.bids import Bid, Exactness
 from rdpgraph.plan.plan import Budget
-from rdpgraph.plan.scheduler import contraction_path
+from rdpgraph.plan.planner import contraction_path
 from rdpgraph.schedulers.route import ROUTES, Route, Shape, Task
 from rdpgraph.schedulers.scheduler import Scheduler
-from rdpgraph.structures.potential import StructurePotential
+from rdpgraph.structures.structure_potential import StructurePotential
 
 register = REGISTRY.add
 register_format = FORMATS.add

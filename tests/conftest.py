@@ -26,7 +26,7 @@ CHECKED = {
     "structures.chain": (
         "decode", "logs", "paths", "recursion", "scaled", "scan",
     ),
-    "structures.dependency": ("elimination",),
+    "structures.dependency": ("arborescences",),
 }  # fmt: skip
 install_import_hook(
     [f"rdpgraph.{package}.{name}" for package, names in CHECKED.items() for name in names],

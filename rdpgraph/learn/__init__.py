@@ -4,6 +4,7 @@
 usual models in the manner of scikit-learn.
 """
 
+from rdpgraph.learn.bayesian_network import BayesianNetwork
 from rdpgraph.learn.compound import Mixture, Product
 from rdpgraph.learn.covariates import Driven, Rates
 from rdpgraph.learn.densities import Density, Durations
@@ -15,7 +16,6 @@ from rdpgraph.learn.gaussian import Gaussian
 from rdpgraph.learn.gradient import fit_by_gradient, standard_errors
 from rdpgraph.learn.hidden import HiddenStates, held_out
 from rdpgraph.learn.markov import HMM, HSMM, left_to_right
-from rdpgraph.learn.network import BayesianNetwork
 from rdpgraph.learn.parameters import NoisyMax, Parameter, Probabilities
 from rdpgraph.learn.saved import load, save
 from rdpgraph.learn.tagger import SequenceTagger, read_conll

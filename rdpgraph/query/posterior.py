@@ -516,7 +516,7 @@ class Posterior(Inferred):
         """
         # Few ask for relaxed draws.
         from rdpgraph.structures.draws import checked_temperature, perturbed_graph
-        from rdpgraph.structures.potential import StructurePotential
+        from rdpgraph.structures.structure_potential import StructurePotential
 
         checked_temperature(temperature)
         self._require_possible("relaxed sample")

@@ -24,7 +24,8 @@ from rdpgraph._core.cache import cached_property, remembered
 from rdpgraph._core.shards import LocalPart
 from rdpgraph.errors import UnsupportedError
 from rdpgraph.recurrences.affine import Affine, evaluate_form
-from rdpgraph.recurrences.contraction import (
+from rdpgraph.recurrences.links import with_links
+from rdpgraph.recurrences.named_tensors import (
     NamedTensor,
     Step,
     contract,
@@ -32,7 +33,6 @@ from rdpgraph.recurrences.contraction import (
     merge_names,
     plan_steps,
 )
-from rdpgraph.recurrences.links import with_links
 from rdpgraph.recurrences.program import Array, CellTable, Lookup, Program, Read, Rule, inside
 from rdpgraph.recurrences.semirings import Prepared, Semiring
 

@@ -13,14 +13,14 @@ import torch
 from torch import Tensor
 
 from rdpgraph.recurrences.affine import Affine, evaluate_form
-from rdpgraph.recurrences.contraction import (
+from rdpgraph.recurrences.interpreter import Run
+from rdpgraph.recurrences.named_tensors import (
     NamedTensor,
     contract,
     entries_at,
     merge_names,
     plan_steps,
 )
-from rdpgraph.recurrences.interpreter import Run
 from rdpgraph.recurrences.program import CellTable, Lookup, Read, Row, Rule
 
 NODE, STEP = "@node", "step"

@@ -31,9 +31,9 @@ from torch import Tensor
 from rdpgraph._core.cache import remembered
 from rdpgraph.logspace.gradients import is_transformed, regradient
 from rdpgraph.recurrences.affine import Affine
-from rdpgraph.recurrences.contraction import plan_steps
 from rdpgraph.recurrences.evaluation import evaluate
 from rdpgraph.recurrences.interpreter import STEP, Layout, Run, shape_of
+from rdpgraph.recurrences.named_tensors import plan_steps
 from rdpgraph.recurrences.program import Array, CellTable, Lookup, Program, Read, Rule
 from rdpgraph.recurrences.semirings import LogSum
 

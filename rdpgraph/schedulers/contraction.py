@@ -19,7 +19,7 @@ from rdpgraph.model.graph import FactorGraph
 from rdpgraph.model.potentials.table import Table
 from rdpgraph.plan import clock
 from rdpgraph.plan.plan import Budget, Plan
-from rdpgraph.plan.scheduler import Optimize, make_plan, require_optimize
+from rdpgraph.plan.planner import Optimize, make_plan, require_optimize
 from rdpgraph.plan.tree import ContractionTree
 from rdpgraph.schedulers.rows import planned_rows
 from rdpgraph.schedulers.scheduler import (

@@ -94,7 +94,7 @@ def reduced(graph: FactorGraph, seconds: float) -> "Network":
     # Small graphs, and structures, are answered without a network.
     from rdpgraph.engines.reduction.network import reduce_graph
     from rdpgraph.engines.reduction.probing import refuted_states
-    from rdpgraph.plan.scheduler import is_easy
+    from rdpgraph.plan.planner import is_easy
 
     network = reduce_graph(graph)
     if network.possible is None or network.impossible:

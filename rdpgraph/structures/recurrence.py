@@ -24,6 +24,7 @@ from rdpgraph.model.potentials.table import Table, as_states
 from rdpgraph.model.restriction import gathered
 from rdpgraph.model.soundness import require_possible
 from rdpgraph.recurrences.affine import Affine
+from rdpgraph.recurrences.bound import Bound
 from rdpgraph.recurrences.declaration import Declared, Input, Lengths, program_of
 from rdpgraph.recurrences.potentials import (
     evaluate_at,
@@ -33,7 +34,6 @@ from rdpgraph.recurrences.potentials import (
     with_ranks,
 )
 from rdpgraph.recurrences.program import Program
-from rdpgraph.recurrences.recurrence import Bound
 from rdpgraph.recurrences.restriction import SAME, STATES, UNARY, label_sites, restrict_rules
 from rdpgraph.structures.chain import paths
 from rdpgraph.structures.configurations import KBestConfigurations

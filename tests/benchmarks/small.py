@@ -30,8 +30,8 @@ def ours(path: str) -> dict[str, Callable[[], object]]:
     import torch
 
     import rdpgraph as rg
-    from rdpgraph.engines.exact import buckets, program
-    from rdpgraph.plan import scheduler
+    from rdpgraph.engines.exact import batched_steps, buckets
+    from rdpgraph.plan import planner
 
     torch.set_num_threads(1)
     graph = rg.read(path)
@@ -42,9 +42,9 @@ def ours(path: str) -> dict[str, Callable[[], object]]:
     turn = [0]
 
     def first() -> object:
-        for cache in (scheduler._plans, scheduler._easy):
+        for cache in (planner._plans, planner._easy):
             cache._values.clear()
-        program.compiled.cache_clear()
+        batched_steps.compiled.cache_clear()
         buckets.shaped.cache_clear()
         return rg.infer(graph, scheduler=by_contraction).marginals()
 

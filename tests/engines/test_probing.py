@@ -76,7 +76,7 @@ def test_a_model_whose_every_assumption_fails_is_impossible():
 
 @pytest.mark.long
 def test_answers_stay_the_same(monkeypatch):
-    monkeypatch.setattr("rdpgraph.plan.scheduler.is_easy", lambda topology, **_options: False)
+    monkeypatch.setattr("rdpgraph.plan.planner.is_easy", lambda topology, **_options: False)
     dropped = 0
     for seed in range(40):
         graph = random_clauses(seed, 8, 16)

@@ -209,7 +209,7 @@ def test_errors_cost_no_more_operations_than_the_estimate(monkeypatch, states):
     def search(*_args, **_more):
         raise AssertionError("An order is searched once more.")
 
-    monkeypatch.setattr("rdpgraph.plan.scheduler.search", search)
+    monkeypatch.setattr("rdpgraph.plan.planner.search", search)
     with FlopCounterMode(display=False) as others:
         replicates, status = posterior.replicates, posterior.status
         _ = posterior.standard_error, replicates.interval(0.95)

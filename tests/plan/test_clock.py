@@ -13,12 +13,12 @@ from rdpgraph import schedulers
 from rdpgraph._core import effort
 from rdpgraph.engines.reduction import network
 from rdpgraph.engines.reduction.network import reduce_graph
-from rdpgraph.plan import clock, joingraph, scheduler
+from rdpgraph.plan import clock, joingraph, planner
 from rdpgraph.plan.clock import Allowance
 from rdpgraph.plan.joingraph import choose_join_graph
 from rdpgraph.plan.orders import elimination_order, min_fill, min_weight, weighted_min_fill
 from rdpgraph.plan.plan import Budget
-from rdpgraph.plan.scheduler import is_easy, make_plan
+from rdpgraph.plan.planner import is_easy, make_plan
 from rdpgraph.plan.tree import Topology
 
 from .problems import grid
@@ -128,7 +128,7 @@ def test_what_explain_planned_infer_uses(monkeypatch):
     factors = [rg.Factor(tuple(draw.sample(variables, 4)), rg.Xor(4)) for _ in range(75)]
     graph = rg.FactorGraph(factors)
     counts = {"search": 0, "join": 0}
-    search, choose = scheduler.search, joingraph._choose
+    search, choose = planner.search, joingraph._choose
 
     def counted_search(*args, **options):
         counts["search"] += 1
@@ -138,7 +138,7 @@ def test_what_explain_planned_infer_uses(monkeypatch):
         counts["join"] += 1
         return choose(*args, **options)
 
-    monkeypatch.setattr(scheduler, "search", counted_search)
+    monkeypatch.setattr(planner, "search", counted_search)
     monkeypatch.setattr(joingraph, "_choose", counted_choose)
     auto = rg.Auto(seconds=2.0)
     plan = rg.explain(graph, scheduler=auto)

@@ -7,8 +7,8 @@ import pytest
 import torch
 
 import rdpgraph as rg
-from rdpgraph.engines.exact.program import compiled
-from rdpgraph.plan import scheduler
+from rdpgraph.engines.exact.batched_steps import compiled
+from rdpgraph.plan import planner
 from rdpgraph.recurrences.executor import executable_of
 from tests.query.routes import (
     ANSWERS,
@@ -40,7 +40,7 @@ def forget():
     """Clear the caches, as in a fresh process."""
     for function in (compiled, executable_of):
         function.cache_clear()
-    for cache in (scheduler._plans, scheduler._easy):
+    for cache in (planner._plans, planner._easy):
         cache._values.clear()
 
 

@@ -1,8 +1,8 @@
 """Recurrences whose objects answer for every input, as those of `by_input` do."""
 
 from rdpgraph import Input, Lengths
+from rdpgraph.recurrences.bound import Bound
 from rdpgraph.recurrences.declaration import program_of
-from rdpgraph.recurrences.recurrence import Bound
 
 
 class Recurrence(Bound):

@@ -11,7 +11,8 @@ from torch import Tensor
 from rdpgraph._core import effort
 from rdpgraph._core.cache import cached_property, differentiable_property
 from rdpgraph._core.units import duration
-from rdpgraph.engines.exact.contraction import (
+from rdpgraph.engines.exact.batched_steps import Layout, compiled
+from rdpgraph.engines.exact.passes import (
     Downward,
     UpwardTables,
     downward,
@@ -22,7 +23,6 @@ from rdpgraph.engines.exact.contraction import (
     upward,
 )
 from rdpgraph.engines.exact.products import Value, float_limits, rescaled
-from rdpgraph.engines.exact.program import Layout, compiled
 from rdpgraph.engines.reduction.network import Network
 from rdpgraph.engines.reduction.tables import factor_tables, full_states, variable_table
 from rdpgraph.engines.solution import Solution

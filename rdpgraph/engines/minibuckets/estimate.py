@@ -13,7 +13,7 @@ from rdpgraph._core.progress import Progress, goes_on
 from rdpgraph.engines.elimination import ReachedConfigurations, annealed, log_total
 from rdpgraph.engines.elimination_bounds import Elimination, bounded, tight_order
 from rdpgraph.engines.minibuckets.population import Grown, grown
-from rdpgraph.engines.minibuckets.populations import (
+from rdpgraph.engines.minibuckets.population_intervals import (
     CHANCE,
     FEWER,
     RUNS,

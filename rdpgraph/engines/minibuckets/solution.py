@@ -16,7 +16,7 @@ from rdpgraph._core.progress import Progress, goes_on
 from rdpgraph.engines.elimination_bounds import Elimination, rounding
 from rdpgraph.engines.minibuckets.estimate import Estimate, Sampling, estimated
 from rdpgraph.engines.minibuckets.population import Grown, grown
-from rdpgraph.engines.minibuckets.populations import RUNS, error_of, log_mean
+from rdpgraph.engines.minibuckets.population_intervals import RUNS, error_of, log_mean
 from rdpgraph.engines.reduction.network import Network
 from rdpgraph.engines.reduction.tables import Floats, Integers, state_table, tables_of
 from rdpgraph.engines.solution import Solution, Status

@@ -14,8 +14,8 @@ from rdpgraph.interface.structure import Structure
 from rdpgraph.model.potentials.potential import Potential
 from rdpgraph.model.potentials.table import Table
 from rdpgraph.model.soundness import require_possible
+from rdpgraph.recurrences.bound import Bound, SumPass
 from rdpgraph.recurrences.declaration import Input, Lengths, program_of
-from rdpgraph.recurrences.recurrence import Bound, SumPass
 from rdpgraph.structures.chain.factors import inside
 from rdpgraph.structures.chain.steps import flattened, table_of
 from rdpgraph.structures.compact.bispans import each

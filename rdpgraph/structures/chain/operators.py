@@ -36,8 +36,8 @@ from rdpgraph._core.types import Lengths, LogZ, Paths, Unary
 from rdpgraph.logspace.gradients import is_transformed
 from rdpgraph.model.potentials.operators import Banded, Monarch
 from rdpgraph.recurrences import declaration, executor
+from rdpgraph.recurrences.bound import Bound
 from rdpgraph.recurrences.program import Program
-from rdpgraph.recurrences.recurrence import Bound
 from rdpgraph.structures.chain import logs
 from rdpgraph.structures.chain.factors import inside, masked
 from rdpgraph.structures.chain.rules import rows_made

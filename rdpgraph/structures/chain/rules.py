@@ -19,8 +19,8 @@ from rdpgraph._core.types import Lengths, LogZ, Paths, Transition, Unary
 from rdpgraph.logspace.gradients import is_transformed, regradient
 from rdpgraph.logspace.logmatrix import finite, soft_sum
 from rdpgraph.recurrences import declaration, executor, logsums
+from rdpgraph.recurrences.bound import Bound
 from rdpgraph.recurrences.program import Program
-from rdpgraph.recurrences.recurrence import Bound
 from rdpgraph.structures.chain import logs
 from rdpgraph.structures.chain.factors import inside, masked, peak
 from rdpgraph.structures.chain.steps import (

@@ -14,8 +14,8 @@ from rdpgraph._core.cache import cached_property, remembered
 from rdpgraph.interface.masks import NOTHING, Draw, Expected, Masked, StructureMasks
 from rdpgraph.logspace.gradients import by_autograd
 from rdpgraph.model.soundness import require_possible
+from rdpgraph.recurrences.bound import Bound, SumPass
 from rdpgraph.recurrences.declaration import Declared, Input, Lengths, program_of
-from rdpgraph.recurrences.recurrence import Bound, SumPass
 
 LOWEST = -torch.finfo(torch.float64).max
 """A finite stand-in for a shift of -inf, which would make NaN of -inf."""

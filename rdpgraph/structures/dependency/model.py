@@ -22,7 +22,7 @@ from rdpgraph.model.restriction import Support, check_support
 from rdpgraph.structures.chain.factors import flat_lengths, held, inside
 from rdpgraph.structures.checks import settle_lengths
 from rdpgraph.structures.draws import checked_best
-from rdpgraph.structures.potential import recognised_factor, structure_graph
+from rdpgraph.structures.structure_potential import recognised_factor, structure_graph
 
 
 @dataclass(frozen=True, eq=False)

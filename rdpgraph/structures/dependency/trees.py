@@ -16,10 +16,10 @@ from rdpgraph.logspace.logmatrix import soft_sum
 from rdpgraph.model.soundness import require_possible
 from rdpgraph.native import library
 from rdpgraph.recurrences import declaration
+from rdpgraph.recurrences.bound import Bound
 from rdpgraph.recurrences.declaration import Declared, Input
-from rdpgraph.recurrences.recurrence import Bound
 from rdpgraph.structures import expectations
-from rdpgraph.structures.dependency import elimination
+from rdpgraph.structures.dependency import arborescences
 from rdpgraph.structures.dependency.model import Dependencies
 from rdpgraph.structures.draws import Pick, checked_count, drawn, largest, perturbed
 from rdpgraph.structures.recurrence import Recurrence
@@ -245,9 +245,9 @@ class NonProjectiveDependencies(Dependencies):
         """
         unary, lengths = self._parts()
         strong, _ = self._strong_parts()
-        scores = elimination.max_marginals(unary, lengths, multiroot=self.multiroot)
+        scores = arborescences.max_marginals(unary, lengths, multiroot=self.multiroot)
         if bool((strong != unary).any()):
-            among = elimination.max_marginals(
+            among = arborescences.max_marginals(
                 unary, lengths, multiroot=self.multiroot, others=strong
             )
             scores = torch.where(among > -math.inf, among, scores)
@@ -304,7 +304,7 @@ class NonProjectiveDependencies(Dependencies):
         if k == 1 and len(unary) >= tuning.ELIMINATED_ITEMS:
             best = self._eliminated(0.0)
             return torch.where(best.possible.unsqueeze(1), best.descend(1, largest), -1)[None]
-        return elimination.k_best(unary, lengths, k, multiroot=self.multiroot)
+        return arborescences.k_best(unary, lengths, k, multiroot=self.multiroot)
 
     def _strong_parts(self) -> tuple[Tensor, Tensor]:
         """The potentials and lengths, with negligible arcs at -inf."""
@@ -312,9 +312,9 @@ class NonProjectiveDependencies(Dependencies):
         faint = None if self.multiroot else faint_arcs(unary, lengths)
         return unary if faint is None else unary.masked_fill(faint, -math.inf), lengths
 
-    def _eliminated(self, temperature: float) -> elimination.Eliminated:
+    def _eliminated(self, temperature: float) -> arborescences.Eliminated:
         unary, lengths = self._strong_parts()
-        return elimination.eliminated(
+        return arborescences.eliminated(
             unary, lengths, multiroot=self.multiroot, temperature=temperature
         )
 

@@ -16,8 +16,8 @@ from rdpgraph.interface.sites import Sites
 from rdpgraph.model.potentials.table import as_states, checked_log_values, settle
 from rdpgraph.model.restriction import gathered
 from rdpgraph.model.soundness import require_possible
+from rdpgraph.recurrences.bound import Bound
 from rdpgraph.recurrences.declaration import Declared, Input
-from rdpgraph.recurrences.recurrence import Bound
 from rdpgraph.recurrences.restriction import UNARY
 from rdpgraph.structures.derivations.hypergraph import Hypergraph
 from rdpgraph.structures.draws import checked_best, checked_count, require_generator

@@ -11,8 +11,8 @@ from torch.nn.functional import pad
 
 from rdpgraph._core.cache import remembered
 from rdpgraph.model.restriction import gathered
+from rdpgraph.recurrences.bound import Bound
 from rdpgraph.recurrences.declaration import Declared
-from rdpgraph.recurrences.recurrence import Bound
 from rdpgraph.structures.grammar.rules import FactorisedRules, LowRankRules, NoRules
 from rdpgraph.structures.grammar.written import write_kept_rules
 from rdpgraph.structures.recurrence import RestrictedRecurrence

@@ -21,7 +21,7 @@ from rdpgraph.model.graph import FactorGraph
 from rdpgraph.model.potentials.table import as_states, taken
 from rdpgraph.model.restriction import gathered
 from rdpgraph.model.soundness import require_possible
-from rdpgraph.recurrences.recurrence import Bound
+from rdpgraph.recurrences.bound import Bound
 from rdpgraph.structures.chain.factors import inside
 from rdpgraph.structures.checks import checked_mask, checked_trees
 from rdpgraph.structures.grammar import batched
@@ -36,8 +36,8 @@ from rdpgraph.structures.grammar.spans import (
 )
 from rdpgraph.structures.grammar.sparse_rules import SparseRules
 from rdpgraph.structures.grammar.trees import KBestTrees, Trees, crossed
-from rdpgraph.structures.potential import recognised_factor, structure_graph
 from rdpgraph.structures.recurrence import Recurrence
+from rdpgraph.structures.structure_potential import recognised_factor, structure_graph
 
 
 @dataclass(frozen=True, eq=False)

@@ -16,8 +16,8 @@ from rdpgraph._core.portable import tensors_in
 from rdpgraph.errors import ModelError
 from rdpgraph.io.grammar import Grammar
 from rdpgraph.model.potentials.table import settle
+from rdpgraph.recurrences.bound import Bound
 from rdpgraph.recurrences.declaration import Declared
-from rdpgraph.recurrences.recurrence import Bound
 from rdpgraph.structures.chain.factors import flat_lengths
 from rdpgraph.structures.checks import (
     checked_root,

@@ -21,8 +21,8 @@ from rdpgraph.model.potentials.lowrank import LowRank
 from rdpgraph.model.potentials.potential import Potential
 from rdpgraph.model.potentials.table import Table, checked_log_values, settle, taken
 from rdpgraph.model.soundness import require_possible
+from rdpgraph.recurrences.bound import Bound
 from rdpgraph.recurrences.declaration import Declared
-from rdpgraph.recurrences.recurrence import Bound
 from rdpgraph.recurrences.restriction import UNARY
 from rdpgraph.structures.chain.constructors import checked_transition
 from rdpgraph.structures.chain.factors import flat_lengths, held

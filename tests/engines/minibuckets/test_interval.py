@@ -10,8 +10,13 @@ import torch
 
 import rdpgraph as rg
 from rdpgraph._core import tuning
-from rdpgraph.engines.minibuckets import populations
-from rdpgraph.engines.minibuckets.populations import Draws, _gain, interval
+from rdpgraph.engines.minibuckets.population_intervals import (
+    Draws,
+    _gain,
+    error_beside,
+    error_of,
+    interval,
+)
 from rdpgraph.errors import ModelError
 from rdpgraph.testing import brute_force
 
@@ -117,23 +122,21 @@ def test_intervals_of_small_populations_hold_log_z(monkeypatch):
 
 @pytest.mark.filterwarnings("error")
 def test_populations_that_end_at_a_score_for_absence_are_of_no_use():
-    assert populations.error_of(np.array([0.0, 0.0, 0.0, -1e300])) == math.inf
+    assert error_of(np.array([0.0, 0.0, 0.0, -1e300])) == math.inf
 
 
 def test_smaller_populations_say_what_larger_ones_all_miss():
     alike = np.full(8, -4.0)
-    assert populations.error_beside(alike, alike) == 0.0
-    assert populations.error_beside(alike, alike - 1.0) == pytest.approx(
-        1.0
-    )  # more is found by more
+    assert error_beside(alike, alike) == 0.0
+    assert error_beside(alike, alike - 1.0) == pytest.approx(1.0)  # more is found by more
     rng = np.random.default_rng(0)
     wide = 3.0 * rng.standard_normal(8)
-    assert populations.error_beside(alike, wide) >= populations.error_of(wide) / 4
-    assert populations.error_beside(alike, alike[:3]) == math.inf  # of so few nothing is known
-    assert populations.error_beside(np.full(8, -math.inf), alike) == math.inf
+    assert error_beside(alike, wide) >= error_of(wide) / 4
+    assert error_beside(alike, alike[:3]) == math.inf  # of so few nothing is known
+    assert error_beside(np.full(8, -math.inf), alike) == math.inf
     for _ in range(20):
         near, rough = 0.01 * rng.standard_normal(8), 0.02 * rng.standard_normal(8)
-        assert populations.error_of(near) <= populations.error_beside(near, rough) <= 0.1
+        assert error_of(near) <= error_beside(near, rough) <= 0.1
 
 
 @pytest.mark.long

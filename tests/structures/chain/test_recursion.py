@@ -9,7 +9,7 @@ from jaxtyping import TypeCheckError
 
 from rdpgraph.structures.chain import logs, rules
 from rdpgraph.structures.chain.recursion import log_partition, messages
-from rdpgraph.structures.dependency import elimination
+from rdpgraph.structures.dependency import arborescences
 
 INF = math.inf
 KINDS = ("shared", "steps", "batch")
@@ -297,4 +297,4 @@ def test_a_wrong_shape_is_noticed():
     with pytest.raises(TypeCheckError):
         logs.log_partition(unary, torch.zeros(4, 4), lengths[:1])
     with pytest.raises(TypeCheckError):
-        elimination.max_marginals(torch.zeros(2, 3, 3), lengths, multiroot=True)
+        arborescences.max_marginals(torch.zeros(2, 3, 3), lengths, multiroot=True)

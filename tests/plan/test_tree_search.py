@@ -10,9 +10,9 @@ from rdpgraph.errors import BudgetError
 from rdpgraph.plan import clock
 from rdpgraph.plan.orders import elimination_order
 from rdpgraph.plan.plan import cost
-from rdpgraph.plan.scheduler import choose_slices, sliced_tree
-from rdpgraph.plan.search import search
+from rdpgraph.plan.planner import choose_slices, sliced_tree
 from rdpgraph.plan.tree import Topology, tree_from_order
+from rdpgraph.plan.tree_search import search
 
 from .problems import brute_force, check, forest, grid, product_of_roots, tables, topologies
 

@@ -17,8 +17,8 @@ from rdpgraph.errors import BudgetError, ModelError
 from rdpgraph.plan import clock
 from rdpgraph.plan.orders import forest_order, min_weight, peel, primal_graph
 from rdpgraph.plan.plan import PASSES, Budget, Plan, Recent, cost
-from rdpgraph.plan.search import HopelessError, search
 from rdpgraph.plan.tree import ContractionTree, Topology, tree_from_order, tree_from_path
+from rdpgraph.plan.tree_search import HopelessError, search
 
 Optimize: TypeAlias = str | Callable[..., Iterable[Sequence[int]]]
 """A name of opt_einsum's, or a call (inputs, output, sizes) that gives a path, such as an

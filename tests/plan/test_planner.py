@@ -9,7 +9,7 @@ import torch
 
 import rdpgraph as rg
 from rdpgraph.plan.plan import Budget, Recent
-from rdpgraph.plan.scheduler import make_plan
+from rdpgraph.plan.planner import make_plan
 from rdpgraph.plan.tree import Topology
 
 from .problems import forest, grid
@@ -134,7 +134,7 @@ import sys
 sys.modules["rdpgraph"] = type(sys)("rdpgraph")  # without the rooms that do import torch
 sys.modules["rdpgraph"].__path__ = [sys.argv[1]]
 from rdpgraph.plan.plan import Budget
-from rdpgraph.plan.scheduler import make_plan
+from rdpgraph.plan.planner import make_plan
 from rdpgraph.plan.tree import Topology
 triangle = Topology(((0, 1), (1, 2), (0, 2)), (2, 2, 2))
 make_plan(triangle, budget=Budget(1e9), element_bytes=4)

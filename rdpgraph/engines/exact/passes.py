@@ -15,8 +15,8 @@ import torch
 from torch import Tensor
 
 from rdpgraph._core import tuning
+from rdpgraph.engines.exact.batched_steps import BatchedStep, ContractionProgram, Operand, Side
 from rdpgraph.engines.exact.products import Value, from_logs, joined, multiply, reduce
-from rdpgraph.engines.exact.program import BatchedStep, ContractionProgram, Operand, Side
 from rdpgraph.engines.reduction.network import Group
 from rdpgraph.logspace.logmatrix import finite, safe_log
 from rdpgraph.plan.clock import Watch
