@@ -128,7 +128,7 @@ MOST_DENSE, MOST_DECIDED, MOST_ENUMERATED = 2**30, 2**16, 2**20
 structure or of a graph that are decided, written out or enumerated one by one."""
 MOST_OBSERVABLES, OPEN_CHECKS = 20, 34
 """Observables of a parity model, of which all cosets are listed; open checks of its sweep."""
-SIMULATED_SHOTS, SIMULATED_WORK = (100, 2000), 5e8
+SIMULATED_SHOTS, SIMULATED_WORK = (100, 5000), 5e8
 """The least and the most shots by which a decoder measures its confidence where it was not told how
 many, and errors times states of all of them: about ten seconds."""
 AVAILABLE_SHARE, SMALL_BYTES, LITTLE_BYTES, COUNTER_BYTES = 0.6, 2.0**24, 2**28, 64e6

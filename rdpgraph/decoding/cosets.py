@@ -6,7 +6,7 @@ model draws: it is how often decisions are right that the sweep is about as sure
 """
 
 import math
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -32,11 +32,11 @@ class Decoded:
     Attributes:
         observables: (*batch, observables) int64, the most probable values.
         confidence: (*batch,) the chance that the decision is right. By exact sweeps it is P(l | s).
-            `CosetDecoder` on kept states reports P(l | s) where the ends of ``interval`` are close
-            to each other, and else how often it is right on simulated shots of a like ``doubt``.
-            For shots with erased checks, unless `CosetDecoder.calibrated` was told of them, and by
-            `WindowDecoder`, it is the lower end of ``interval``. It is zero where no error that
-            explains the syndrome was found: the decision is then all zeros.
+            On kept states it is an estimate of P(l | s) where the ends of ``interval`` are close to
+            each other, and else how often decisions are right on simulated shots of a like
+            ``doubt``; it is always between these ends. For shots with erased checks, unless
+            ``calibrated`` was told of them, it is then the lower end. It is zero where no error
+            that explains the syndrome was found: the decision is then all zeros.
         log_probability: (*batch,) log P(s) in nats; on kept states a lower bound.
         share: (*batch,) the share of the decision in the mass that was kept; of exact sweeps
             P(l | s). On kept states it is no probability: mass that was dropped is not in it.
@@ -45,8 +45,10 @@ class Decoded:
             estimate of the sweep. By exact sweeps it is 1 - P(l | s), without rounding to 1.
         interval: lower and upper ends (*batch,), which hold P(l | s) for certain. On kept states
             the lower end is often near zero where many states were dropped.
-        standard_error: (*batch,) of the confidence, from the number of simulated shots. Where
-            nothing was simulated it is the distance between the ends of ``interval``.
+        standard_error: (*batch,) of the confidence, from the numbers of simulated shots and of
+            wrong decisions about them. Shots of one confidence share this error: it does not
+            average out between them. Where nothing was simulated it is the distance between the
+            ends of ``interval``.
     """
 
     observables: Tensor
@@ -74,7 +76,7 @@ class CosetDecoder:
     Args:
         model: without a batch.
         keep: the number of states kept, as for `ParityModel.kept`; None: exact.
-        calibration: what `calibrated` measured; None: 100 to 2,000 shots are simulated when a
+        calibration: what `calibrated` measured; None: 100 to 5,000 shots are simulated when a
             confidence is first needed, fewer the longer they take.
 
     Raises:
@@ -144,13 +146,16 @@ class CosetDecoder:
         """The same decoder, whose confidence is measured on shots that the model draws.
 
         Shots whose P(l | s) is known from the interval are left out. The others are put in order of
-        ``doubt`` and divided into groups of about 10 wrong decisions or more. The confidence of a
-        shot is the share of right ones in its group; the surest group has one wrong decision more
-        than was seen. So it is right on average over shots of the model, up to its standard error,
-        and never above 1 - 1 / (shots + 1). More shots tell apart more degrees of confidence, and
-        are needed to report errors that are rarer than one in ``shots``. Noise that is not the
-        model's is not in it. A decoder by exact sweeps needs no calibration, and is returned as it
-        is.
+        ``doubt`` and divided into groups of a hundred wrong decisions; where less than 500 are
+        wrong, of a fifth of these, and of 10 at least; 10 are enough where the doubts of a group
+        differ by more than ten times. The confidence of a shot is the posterior mean of the share
+        of right ones in its group, with the posterior's standard deviation: ten wrong decisions
+        know their rate to a third, and a hundred to a tenth. Where the interval excludes it, the
+        confidence is 1 - ``doubt``, within the interval. So it is right on average over shots of
+        the model, up to its standard error, and above 1 - 1 / (shots + 1) only where the interval
+        says so. More shots tell apart more degrees of confidence, and are needed to report errors
+        that are rarer than one in ``shots``. Noise that is not the model's is not in it. A decoder
+        by exact sweeps needs no calibration, and is returned as it is.
 
         Args:
             shots: the number drawn; each takes as long as a decision.
@@ -164,28 +169,15 @@ class CosetDecoder:
         if self.keep is None:
             return self
         syndromes, truth = _drawn(self.model, shots, generator)
-        erased = False
-        if like is not None:
-            gaps = checked_syndrome(like, self.model.checks.num_checks)[None].flatten(0, -2) < 0
-            if not len(gaps):
-                raise EvidenceError("calibrated needs a syndrome that shots are like; got none.")
-            chosen = torch.randint(len(gaps), (shots,), generator=generator, device="cpu")
-            syndromes = syndromes.masked_fill(gaps.cpu()[chosen], -1)
-            erased = bool(gaps.any())
+        syndromes, erased = _erased_like(syndromes, like, generator)
         found = self._decode(syndromes, bounded=True)
-        wrong = (found.observables != truth.to(found.observables)).any(-1)
-        some = ~_is_known(found.interval, shots) & (found.share > 0)
-        measured = Calibration.of(found.doubt[some], wrong[some], shots)
-        return replace(self, calibration=replace(measured, erased=erased))
+        return replace(self, calibration=Calibration.of(found, truth[:, 0], erased=erased))
 
     @property
     def _shots(self) -> int:
         """The number of shots that the confidence is measured on."""
-        if self.calibration is not None:
-            return self.calibration.shots
-        work = max(len(self.model.checks.columns), 1) * (self.keep or 1)
-        least, most = tuning.SIMULATED_SHOTS
-        return int(min(max(tuning.SIMULATED_WORK / work, least), most))
+        known = self.calibration
+        return _simulated_shots(self.model, self.keep or 1) if known is None else known.shots
 
     @cached_property
     def _default(self) -> "Calibration":
@@ -198,7 +190,7 @@ class CosetDecoder:
     def decode_observables(self, syndromes: Any) -> Decoded:
         """Decide on shots (*batch, checks), -1 where a check is erased.
 
-        On kept states the first call may simulate shots for their confidence, 100 to 2,000 by the
+        On kept states the first call may simulate shots for their confidence, 100 to 5,000 by the
         number of errors and of states, of which each takes as long as a decision. `calibrated` sets
         their number, and `decide` does without.
 
@@ -209,19 +201,8 @@ class CosetDecoder:
         found = self._decode(given, bounded=True)
         if self.keep is None:
             return found
-        known = _is_known(found.interval, self._shots) | (found.share == 0)
-        if self.calibration is None or not self.calibration.erased:
-            # Shots with erased checks are unlike those that were simulated.
-            known = known | (given < 0).any(-1).to(known.device)
-        if bool(known.all()):
-            return found
-        calibration = self._default if self.calibration is None else self.calibration
-        confidence, error = calibration.of_doubts(found.doubt)
-        return replace(
-            found,
-            confidence=torch.where(known, found.confidence, confidence),
-            standard_error=torch.where(known, found.standard_error, error),
-        )
+        erased = (given < 0).any(-1).to(found.share.device)
+        return _reported(found, erased, self._shots, self.calibration, lambda: self._default)
 
     def decide(self, syndromes: Any) -> Tensor:
         """(*batch, observables) the decisions of `decode_observables` alone, sooner."""
@@ -272,7 +253,7 @@ class Calibration:
 
     Attributes:
         doubts: (groups - 1,) descending, at which the next group begins.
-        chances: (groups,) the share of right decisions in each group, ascending.
+        chances: (groups,) of right decisions in each group, ascending.
         standard_errors: (groups,) of the chances.
         shots: the number that was simulated.
         erased: whether some of these had erased checks.
@@ -285,57 +266,96 @@ class Calibration:
     erased: bool = False
 
     @classmethod
-    def of(cls, doubts: Tensor, wrong: Tensor, shots: int) -> "Calibration":
-        """Groups from some of the simulated shots, of which some are wrong."""
+    def of(cls, found: Decoded, truth: Tensor, *, erased: bool) -> "Calibration":
+        """Groups of decisions about simulated shots, of which the observables are known."""
+        shots, wrong = len(truth), (found.observables != truth.to(found.observables)).any(-1)
+        some = ~_is_known(found.interval, shots) & (found.share > 0)
+        doubts = _ranks(found)[some]
         order = doubts.argsort(descending=True)
-        doubts, wrong = doubts[order], wrong[order].long()
-        counts = wrong.cumsum(0).tolist()
-        least = max(_WRONG, sum(counts[-1:]) // _GROUPS)
-        # A group ends where it has enough wrong decisions, and where the next doubt is smaller.
-        ends, begin = list[int](), 0
-        for at in range(len(counts) - 1):
-            before = counts[begin - 1] if begin else 0
-            if counts[at] - before >= least and bool(doubts[at] > doubts[at + 1]):
-                ends.append(at + 1)
-                begin = at + 1
-        # The first shot, the number of shots, and of wrong ones. A group ends by a wrong decision,
-        # which is left out of its counts: else their ratio would be too large on average. The last
-        # group does not, and one wrong decision more is counted to be on the safe side.
-        groups: list[list[int]] = []
-        for start, end in zip([0, *ends], [*ends, len(counts)], strict=True):
-            bad = sum(counts[end - 1 : end]) - (counts[start - 1] if start else 0)
-            last = end == len(counts)
-            more, worse = (1, 1) if last else (-1, -int(wrong[end - 1]))
-            groups.append([start, end - start + more, bad + worse])
+        # Shots from the least sure on: whether they are wrong, and certain bounds on that chance.
+        doubts, wrong, least, most = (
+            values[order].double().cpu()
+            for values in (
+                doubts, wrong[some], 1 - found.interval[1][some], 1 - found.interval[0][some]
+            )
+        )  # fmt: skip
+        fewest, enough = _WRONG
+        enough = min(max(int(wrong.sum()) // _GROUPS, fewest), enough)
+        # A group ends where it has enough wrong decisions, or the fewest over a decade of doubts,
+        # and where the next doubt is smaller.
+        values = doubts.tolist()
+        starts, bad = [0], 0
+        for at, one in enumerate(wrong.tolist()[:-1], 1):
+            bad += one
+            wide = bad >= fewest and values[at] < 0.1 * values[starts[-1]]
+            if (bad >= enough or wide) and values[at] < values[at - 1]:
+                starts.append(at)
+                bad = 0
+        groups = list[tuple[int, float, float]]()
+        for start, end in zip(starts, [*starts[1:], len(doubts)], strict=True):
+            rate, error = _rate(*(values[start:end] for values in (wrong, least, most)),
+                                more=end == len(doubts))  # fmt: skip
             # A group that is surer, but more often wrong, is one with that before it.
-            while len(groups) > 1 and _right(groups[-1]) <= _right(groups[-2]):
-                _, more, worse = groups.pop()
-                groups[-1][1] += more
-                groups[-1][2] += worse
-        edges = doubts[[group[0] for group in groups[1:]]]
-        chances = torch.tensor(
-            [_right(group) for group in groups], dtype=torch.float64, device="cpu"
+            while groups and rate >= groups[-1][1]:
+                start, *_ = groups.pop()
+                rate, error = _rate(*(values[start:end] for values in (wrong, least, most)),
+                                    more=end == len(doubts))  # fmt: skip
+            groups.append((start, rate, error))
+        edges = doubts[[start for start, *_ in groups[1:]]].to(found.doubt)
+        rates, errors = (
+            torch.tensor(values, dtype=torch.float64, device="cpu").to(found.doubt)
+            for values in ([rate for _, rate, _ in groups], [error for *_, error in groups])
         )
-        sizes = torch.tensor([group[1] for group in groups], device="cpu")
-        errors = (chances * (1 - chances) / sizes).sqrt()
-        # Where no shot was right, nothing tells how rare right ones are.
-        errors = torch.where(chances > 0, errors, 1 / sizes)
-        return cls(edges, chances.to(doubts), errors.to(doubts), shots)
+        return cls(edges, 1 - rates, errors, shots, erased)
 
-    def of_doubts(self, doubts: Tensor) -> tuple[Tensor, Tensor]:
-        """(*batch,) the confidence of shots of these doubts, and its standard error."""
-        group = torch.bucketize(-doubts.contiguous(), -self.doubts.to(doubts), right=True)
-        return self.chances.to(doubts)[group], self.standard_errors.to(doubts)[group]
+    def of_decisions(self, found: Decoded) -> tuple[Tensor, Tensor]:
+        """(*batch,) the confidence of decisions, and its standard error."""
+        ranks = _ranks(found)
+        group = torch.bucketize(-ranks.contiguous(), -self.doubts.to(ranks), right=True)
+        chances, error = self.chances.to(ranks)[group], self.standard_errors.to(ranks)[group]
+        lower, upper = found.interval
+        # Where the interval excludes what was measured, it tells more: the estimate of the sweep is
+        # taken, which is as far from the truth as from that end, about.
+        end = chances.clamp(lower, upper)
+        excluded = chances != end
+        chances = torch.where(excluded, 1 - ranks, chances)
+        error = torch.where(excluded, error.maximum((chances - end).abs()), error)
+        return chances, error.minimum(upper - lower)
 
 
-_WRONG, _GROUPS = 10, 20
-"""Wrong decisions of a group, whose rate is then known to about a third; groups at most."""
+def _ranks(found: Decoded) -> Tensor:
+    """(*batch,) doubts, which are no less and no more than the intervals allow."""
+    lower, upper = found.interval
+    return found.doubt.clamp(1 - upper, 1 - lower)
 
 
-def _right(group: list[int]) -> float:
-    """The share of right decisions in a group."""
-    _, count, wrong = group
-    return (count - wrong) / count
+def _rate(wrong: Tensor, least: Tensor, most: Tensor, *, more: bool) -> tuple[float, float]:
+    """The rate of wrong decisions in a group of shots, and its standard error.
+
+    Shots whose chance to be wrong is known not to be the rate do not count. A group that ends by
+    its k-th wrong decision after n shots has the posterior mean k / n, with a prior of 1 / rate.
+    Others have one wrong shot more, as by a flat prior.
+    """
+    free, bad, count = torch.ones_like(wrong, dtype=torch.bool), 1.0, 1.0
+    for _ in range(_ROUNDS):
+        if not int(free.sum()) + more:
+            break
+        bad, count = float(wrong[free].sum()) + more, float(free.sum()) + more
+        now = (least <= bad / count) & (bad / count <= most)
+        if torch.equal(now, free):
+            break
+        free = now
+    # Where no shot was right, nothing tells how rare right ones are.
+    spread = math.sqrt(bad * (count - bad) / (count + 1)) if bad < count else 1.0
+    return bad / count, spread / count
+
+
+_ROUNDS = 20
+"""Rates that are tried at most until no other shots are excluded by theirs."""
+_WRONG, _GROUPS = (10, 100), 5
+"""The least and the most wrong decisions at which a group ends, and groups if these allow it. In
+between, wrong decisions are divided by five: fewer groups know each rate better, more tell apart
+more degrees of confidence."""
 
 
 def _is_known(interval: tuple[Tensor, Tensor], shots: int) -> Tensor:
@@ -344,30 +364,79 @@ def _is_known(interval: tuple[Tensor, Tensor], shots: int) -> Tensor:
     return upper - lower <= 0.1 * torch.clamp(1 - upper, min=1 / shots)
 
 
+def _simulated_shots(model: ParityModel, keep: int) -> int:
+    """The number of shots that a confidence is measured on where it was not given."""
+    least, most = tuning.SIMULATED_SHOTS
+    work = max(len(model.checks.columns), 1) * keep
+    return int(min(max(tuning.SIMULATED_WORK / work, least), most))
+
+
+def _reported(
+    found: Decoded, erased: Tensor, shots: int, given: Calibration | None,
+    measure: Callable[[], Calibration],
+) -> Decoded:  # fmt: skip
+    """Decisions on kept states with the confidence that is reported, instead of lower ends."""
+    lower, upper = found.interval
+    near = _is_known(found.interval, shots)
+    confidence = torch.where(near, (1 - found.doubt).clamp(lower, upper), lower)
+    error = upper - lower
+    some = ~near & (found.share > 0)
+    if given is None or not given.erased:
+        # Shots with erased checks are unlike those that were simulated.
+        some = some & ~erased
+    if bool(some.any()):
+        chances, errors = (given or measure()).of_decisions(found)
+        confidence = torch.where(some, chances, confidence)
+        error = torch.where(some, errors, error)
+    return replace(found, confidence=confidence, standard_error=error)
+
+
 def _drawn(
-    model: ParityModel, shots: int, generator: torch.Generator | None
-) -> tuple[Tensor, Tensor]:
-    """Syndromes (shots, checks) and observables (shots, observables) of independent errors."""
+    model: ParityModel, shots: int, generator: torch.Generator | None,
+    stages: Tensor | None = None,
+) -> tuple[Tensor, Tensor]:  # fmt: skip
+    """Syndromes (shots, checks) and observables (shots, stages, observables) of drawn errors.
+
+    Observables of a stage are those of the errors until then; `stages` has the first of each error.
+    """
     parities, rates = model.checks, (model.unary[:, 1] - model.unary[:, 0]).double().cpu().sigmoid()
     sizes = parities.num_checks, parities.num_observables
+    when = [0] * len(rates) if stages is None else stages.tolist()
+    count = max(when, default=0) + 1
     flips = [
         (error, check) for error, (checks, _) in enumerate(parities.columns) for check in checks
     ]
-    flips += [(error, sizes[0] + one) for error, (_, seen) in enumerate(parities.columns)
-              for one in seen]  # fmt: skip
+    flips += [(error, sizes[0] + when[error] * sizes[1] + one)
+              for error, (_, seen) in enumerate(parities.columns) for one in seen]  # fmt: skip
     ends = torch.tensor(flips, dtype=torch.long, device="cpu").reshape(-1, 2)
-    drawn = list[Tensor]()
-    block = max(tuning.per_block(9 * (len(rates) + len(ends) + sum(sizes) + 1)), 1)
-    for count in [block] * (shots // block) + [shots % block]:
+    drawn, width = list[Tensor](), sizes[0] + count * sizes[1]
+    block = max(tuning.per_block(9 * (len(rates) + len(ends) + width + 1)), 1)
+    for part in [block] * (shots // block) + [shots % block]:
         errors = (
-            torch.rand(count, len(rates), generator=generator, dtype=torch.float64, device="cpu")
+            torch.rand(part, len(rates), generator=generator, dtype=torch.float64, device="cpu")
             < rates
         )
-        flipped = torch.zeros(count, sum(sizes), dtype=torch.int32, device="cpu")
+        flipped = torch.zeros(part, width, dtype=torch.int32, device="cpu")
         flipped.index_add_(1, ends[:, 1], errors[:, ends[:, 0]].int())
+        flipped[:, sizes[0] :] = (
+            flipped[:, sizes[0] :].unflatten(1, (count, -1)).cumsum(1).flatten(1)
+        )
         drawn.append((flipped % 2).to(torch.int8))
-    syndromes, seen = torch.cat(drawn).split(list(sizes), 1)
-    return syndromes, seen
+    syndromes, seen = torch.cat(drawn).split([sizes[0], width - sizes[0]], 1)
+    return syndromes, seen.reshape(shots, count, sizes[1])
+
+
+def _erased_like(
+    syndromes: Tensor, like: Any, generator: torch.Generator | None
+) -> tuple[Tensor, bool]:
+    """Syndromes (shots, checks) of which each has the erased checks of one of those given."""
+    if like is None:
+        return syndromes, False
+    gaps = checked_syndrome(like, syndromes.shape[1])[None].flatten(0, -2) < 0
+    if not len(gaps):
+        raise EvidenceError("calibrated needs a syndrome that shots are like; got none.")
+    chosen = torch.randint(len(gaps), (len(syndromes),), generator=generator, device="cpu")
+    return syndromes.masked_fill(gaps.cpu()[chosen], -1), bool(gaps.any())
 
 
 @dataclass(frozen=True, eq=False)
@@ -394,6 +463,7 @@ class WindowDecoder:
         model: without a batch.
         windows: (checks,) the number of each check's window, from 0.
         keep: the number of states, as for `ParityModel.kept`.
+        calibrations: for each window, what `calibrated` measured; None: as for `CosetDecoder`.
 
     Raises:
         ModelError: no `ParityModel`, one with batch dims, or other windows.
@@ -411,6 +481,7 @@ class WindowDecoder:
     model: ParityModel
     windows: Any
     keep: int = 100
+    calibrations: "tuple[Calibration, ...] | None" = None
 
     def __post_init__(self) -> None:
         CosetDecoder(self.model, self.keep)
@@ -431,8 +502,68 @@ class WindowDecoder:
         object.__setattr__(self, "windows", given)
 
     @torch.no_grad()
+    @typed(shots="[1, inf)")
+    def calibrated(
+        self, shots: int = 10_000, *, like: Any = None, generator: torch.Generator | None = None
+    ) -> "WindowDecoder":
+        """The same decoder, whose confidence after each window is measured on drawn shots.
+
+        As `CosetDecoder.calibrated` does, window by window: a decision is right if it is the parity
+        of the observables over the errors of the windows until then.
+
+        Args:
+            shots: the number drawn; each takes as long as a shot of all windows.
+            like: syndromes (*batch, checks), of which each shot drawn takes the erased checks of
+                one at random. The confidence then holds for shots that are erased as these are.
+            generator: draws them.
+
+        Raises:
+            EvidenceError: ``like`` has no syndrome, or one of another length.
+        """
+        syndromes, truth = _drawn(self.model, shots, generator, self._stages)
+        syndromes, erased = _erased_like(syndromes, like, generator)
+        found: list[list[Decoded]] = []
+        # The states of a block of shots are carried from window to window at once.
+        for block in syndromes.split(_SHOTS):
+            pieces = (block[:, self.windows == at] for at in range(self._count))
+            found.append([decided for decided, _ in self._decode(pieces, bounded=True)])
+        joined = [_joined(blocks) for blocks in zip(*found, strict=True)]
+        measured = (
+            Calibration.of(each, truth[:, at], erased=erased) for at, each in enumerate(joined)
+        )
+        return replace(self, calibrations=tuple(measured))
+
+    @property
+    def _count(self) -> int:
+        """The number of windows; without checks there is one, which is empty."""
+        return max(self.windows.tolist(), default=0) + 1
+
+    @property
+    def _stages(self) -> Tensor:
+        """(errors,) the window in which each is swept: that of its first check.
+
+        Errors that flip no check are swept with the first that do. All are swept in the end.
+        """
+        windows = self.windows.tolist()
+        first = min(windows, default=0)
+        stages = [min((windows[at] for at in checks), default=first)
+                  for checks, _ in self.model.checks.columns]  # fmt: skip
+        return torch.tensor([*stages, self._count - 1], dtype=torch.long, device="cpu")[:-1]
+
+    @cached_property
+    def _default(self) -> "tuple[Calibration, ...]":
+        """The calibrations that are measured where none are given; always of the same draws."""
+        shots = _simulated_shots(self.model, self.keep)
+        decoder = self.calibrated(shots, generator=torch.Generator().manual_seed(0))
+        assert decoder.calibrations is not None
+        return decoder.calibrations
+
+    @torch.no_grad()
     def decode(self, pieces: Iterable[Any]) -> Iterator[Decoded]:
         """Decisions about the observables so far after each window, given the checks until then.
+
+        The first that is not known from its interval may simulate shots, as those of
+        `CosetDecoder.decode_observables` do; `decide` does without.
 
         Args:
             pieces: for each window in order (*batch, checks of the window), -1 where erased. Taken
@@ -441,6 +572,24 @@ class WindowDecoder:
         Raises:
             EvidenceError: a syndrome of another length, or fewer pieces than windows.
         """
+        known = self.calibrations
+        shots = _simulated_shots(self.model, self.keep) if known is None else known[0].shots
+        for at, (found, erased) in enumerate(self._decode(pieces, bounded=True)):
+            yield _reported(
+                found, erased, shots, None if known is None else known[at],
+                lambda at=at: self._default[at],
+            )  # fmt: skip
+
+    def decide(self, pieces: Iterable[Any]) -> Iterator[Tensor]:
+        """(*batch, observables) the decisions of `decode` alone, sooner."""
+        return (found.observables for found, _ in self._decode(pieces, bounded=False))
+
+    @torch.no_grad()
+    def _decode(self, pieces: Iterable[Any], *, bounded: bool) -> Iterator[tuple[Decoded, Tensor]]:
+        """Decisions after each window, and (*batch,) whether checks so far were erased.
+
+        Their confidence is the lower end of the interval, which is 0 if not ``bounded``.
+        """
         windows, given, carried = self.windows.tolist(), iter(pieces), None
         parities = self.model.checks.by_windows(windows)
         steps = parities.slots.steps.tolist()
@@ -448,7 +597,7 @@ class WindowDecoder:
         dropped: Tensor | None = None
         log_kept = 0.0
         begin, seen, lead = 0, -1, ()
-        last = max(windows, default=0)  # without checks there is one window, which is empty
+        last = self._count - 1
         for window in range(last + 1):
             closed = [at for at, (kind, _, number) in enumerate(steps)
                       if kind == CLOSE and windows[number] <= window]  # fmt: skip
@@ -476,17 +625,30 @@ class WindowDecoder:
             assert syndrome is not None
             (logs,), lost, left = kept_cosets(
                 parities, unary, syndrome, self.keep, 1, -1, part=slice(begin, end),
-                carried=carried, bounded=True,
+                carried=carried, bounded=bounded,
             )  # fmt: skip
-            assert lost is not None
-            dropped = lost if dropped is None else torch.logaddexp(dropped, lost)
+            if lost is not None:
+                dropped = lost if dropped is None else torch.logaddexp(dropped, lost)
             log_kept = log_kept + left
             begin = end
             kept = KeptCosets(
-                logs.reshape(*lead, logs.shape[-1]), "lower", dropped.reshape(lead),
-                log_kept.reshape(lead),
+                logs.reshape(*lead, logs.shape[-1]), "lower",
+                None if dropped is None else dropped.reshape(lead), log_kept.reshape(lead),
             )  # fmt: skip
-            yield _decided(kept.log_cosets, parities.num_observables, kept)
+            erased = (syndrome[:, self.windows <= seen] < 0).any(1).reshape(lead)
+            yield _decided(kept.log_cosets, parities.num_observables, kept), erased
+
+
+def _joined(parts: "tuple[Decoded, ...]") -> Decoded:
+    """Decisions about the shots of all parts."""
+    observables, share, doubt, confidence, log_p, error = (
+        torch.cat([getattr(part, name) for part in parts])
+        for name in (
+            "observables", "share", "doubt", "confidence", "log_probability", "standard_error"
+        )
+    )  # fmt: skip
+    lower, upper = (torch.cat([part.interval[end] for part in parts]) for end in (0, 1))
+    return Decoded(observables, confidence, log_p, share, doubt, (lower, upper), error)
 
 
 def _decided(logs: Tensor, observables: int, kept: KeptCosets | None = None) -> Decoded:
@@ -509,6 +671,9 @@ def _decided(logs: Tensor, observables: int, kept: KeptCosets | None = None) -> 
     bits = number >> torch.arange(observables, device=number.device) & 1
     return Decoded(bits, lower, log_p, share, doubt, (lower, upper), upper - lower)
 
+
+_SHOTS = 1000
+"""Simulated shots whose states are carried from window to window at once."""
 
 _ELSEWHERE = 0.05
 """The part of the mass dropped that counts against a decision. On surface codes of d5 to d9 and the
