@@ -22,6 +22,7 @@ import math
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -29,6 +30,8 @@ import torch
 
 import rdpgraph as rg
 from rdpgraph import decoding
+from rdpgraph.decoding import cosets
+from rdpgraph.decoding.cosets import Calibration
 from rdpgraph.structures.parity import sweeps
 
 SURFACE = "surface_code:rotated_memory_z"
@@ -229,32 +232,87 @@ def gross_code(rate: float, shots: int, keep: list[int]) -> None:
         print(f"  {name}: {int(wrong.sum())} errors of {shots}, {ms:.2f} ms")
 
 
-def reliability(code: Any, name: str, shots: int, keep: int) -> None:
+BLOCK = 1000
+"""Shots of one seed."""
+
+
+def decisions(
+    decoder: decoding.CosetDecoder, draw: Callable[[int], tuple[Any, Any]], shots: int, path: str
+) -> tuple[decoding.Decoded, torch.Tensor]:
+    """Decisions on blocks of shots of one seed each, and whether they are wrong.
+
+    With a path they are kept there every minute, and a run that was ended goes on.
+    """
+    names = ("wrong", "doubt", "share", "lower", "upper")
+    parts = [dict(np.load(path))] if path and Path(path).exists() else []
+    done, last = sum(len(part["wrong"]) for part in parts), time.monotonic()
+    while done < shots:
+        events, flips = draw(done)
+        found = decoder._decode(events, bounded=True)
+        wrong = (found.observables != torch.as_tensor(flips).to(found.observables)).any(1)
+        values = wrong, found.doubt, found.share, *found.interval
+        parts.append({name: one.numpy() for name, one in zip(names, values, strict=True)})
+        done += len(events)
+        if path and (done >= shots or time.monotonic() - last > 60):
+            parts = [{name: np.concatenate([part[name] for part in parts]) for name in names}]
+            np.savez_compressed(path, **parts[0])
+            last = time.monotonic()
+    wrong, doubt, share, lower, upper = (
+        torch.tensor(np.concatenate([part[name] for part in parts])[:shots]) for name in names
+    )
+    bits = wrong.long().unsqueeze(1)  # beside observables of zero
+    ends = (lower, upper)
+    return decoding.Decoded(bits, lower, lower * 0, share, doubt, ends, upper - lower), wrong
+
+
+def reliability(code: Any, name: str, shots: int, keep: int, store: str | None) -> None:
     """Predicted and observed wrong decisions, by bins of the confidence that is reported."""
     model = rg.ParityModel.from_dem(code.detector_error_model())
     decoder = decoding.CosetDecoder(model, keep=keep or None)
-    decoder = decoder.calibrated(shots, generator=torch.Generator().manual_seed(0))
-    events, flips = code.compile_detector_sampler(seed=7).sample(shots, separate_observables=True)
-    found = decoder.decode_observables(events.astype(np.uint8))
-    wrong = (torch.tensor(flips) != found.observables.bool()).any(1)
+
+    def drawn(at: int) -> tuple[Any, Any]:
+        syndromes, seen = cosets._drawn(model, BLOCK, torch.Generator().manual_seed(10**6 + at))
+        return syndromes, seen[:, 0]
+
+    def sampled(at: int) -> tuple[Any, Any]:
+        sampler = code.compile_detector_sampler(seed=5 * 10**6 + at)
+        events, flips = sampler.sample(BLOCK, separate_observables=True)
+        return events.astype(np.int8), flips
+
+    paths = [f"{store}.{kind}.npz" if store else "" for kind in ("model", "stim")]
+    found, wrong = decisions(decoder, sampled, shots, paths[1])
     print(f"{name}, {keep or 'all'} states, {shots} shots to measure and {shots} to try")
+    group, known = torch.full((shots,), -1), torch.ones(shots, dtype=torch.bool)
+    if keep:
+        simulated, bad = decisions(decoder, drawn, shots, paths[0])
+        measured = Calibration.of(simulated, torch.zeros(len(bad), 1), erased=False)
+        found = cosets._reported(found, ~known, shots, measured, lambda: measured)
+        group = torch.bucketize(-found.doubt, -measured.doubts, right=True)
+    else:
+        found = replace(found, confidence=found.interval[0])
     chance = 1 - found.confidence
     edges = torch.tensor([1e-6, 1e-5, 1e-4, 1e-3, 3e-3, 1e-2, 3e-2, 0.1, 0.3], dtype=torch.float64)
     place, worst, bins = torch.bucketize(chance, edges), 0.0, 0
-    for number in place.unique():
-        some = place == number
+    some = torch.zeros_like(known)
+    for number in range(len(edges) + 1):
+        some = some | (place == number)
+        # Counts below ten are not normal: their bin is joined with the next.
+        last = not bool((place > number).any())
+        if not bool(some.any()) or (chance[some].sum() < 10 and not last):
+            continue
         predicted, seen = float(chance[some].sum()), int(wrong[some].sum())
-        # The count of these shots varies, and so does each confidence that was measured.
-        levels, which = found.confidence[some].unique(return_inverse=True)
-        measured = torch.zeros_like(levels).index_add_(0, which, found.standard_error[some])
-        spread = math.sqrt(predicted + float(measured.square().sum()))
-        away = (seen - predicted) / max(spread, 1e-9)
+        # The count of these shots varies, and so does what was measured, alike for all of a group.
+        spread = float((chance * (1 - chance))[some].sum())
+        for each in group[some].unique():
+            spread += float(found.standard_error[some & (group == each)].sum()) ** 2
+        away = (seen - predicted) / max(math.sqrt(spread), 1e-9)
         worst, bins = max(worst, abs(away)), bins + 1
         ends = f"{float(chance[some].min()):.2g} to {float(chance[some].max()):.2g}"
         print(
             f"  {ends}: {int(some.sum())} shots, {predicted:.1f} predicted, {seen} wrong, "
-            f"{away:+.1f} sigma"
+            f"{away:+.1f} of {math.sqrt(spread):.1f}"
         )
+        some = torch.zeros_like(known)
     print(
         f"  in all {float(chance.sum()):.1f} predicted, {int(wrong.sum())} wrong; the farthest of "
         f"{bins} bins is {worst:.1f} sigma away"
@@ -438,6 +496,7 @@ if __name__ == "__main__":
     parser.add_argument("--keep", type=int, nargs="+", default=[60], help="0: exact (reliability)")
     parser.add_argument("--gross", action="store_true")
     parser.add_argument("--reliability", action="store_true")
+    parser.add_argument("--store", help="files that begin so keep decisions (reliability)")
     parser.add_argument("--messages", action="store_true")
     parser.add_argument("--damping", action="store_true")
     parser.add_argument("--classical", action="store_true")
@@ -451,7 +510,8 @@ if __name__ == "__main__":
         gross_code(given.rate, given.shots, given.keep)
     elif given.reliability:
         code = gross_circuit(given.rate) if given.gross else own()
-        reliability(code, "gross" if given.gross else name, given.shots, given.keep[0])
+        name = f"gross p={given.rate}" if given.gross else name
+        reliability(code, name, given.shots, given.keep[0], given.store)
     elif given.damping:
         damping(given.shots)
     elif given.learned:
