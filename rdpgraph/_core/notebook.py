@@ -69,11 +69,13 @@ def picture(
     if not 0 < len(places) <= _MOST_DOTS:
         return ""
     unit, dot = 44.0, 4.0
+    # Places have y upwards and the SVG has it downwards: turn it, and leave a margin for names.
     left, top = min(x for x, _ in places.values()), max(y for _, y in places.values())
     at = {
         node: (unit * (x - left + 0.6), unit * (top - y + 0.5)) for node, (x, y) in places.items()
     }
     wide, high = (max(point[side] for point in at.values()) + 0.6 * unit for side in (0, 1))
+    # Lines come first, so that dots lie on top of them.
     parts = [
         f'<line x1="{at[one][0]:.1f}" y1="{at[one][1]:.1f}" x2="{at[other][0]:.1f}" '
         f'y2="{at[other][1]:.1f}" stroke="currentColor" stroke-opacity=".4"/>'

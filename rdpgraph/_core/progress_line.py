@@ -41,6 +41,7 @@ def show_progress(
     from rich.text import Text
 
     console = Console(stderr=True)
+    # Redirected output is left alone: no control sequences reach a file.
     if not (console.is_terminal or console.is_jupyter):
         yield lambda _: None
         return
@@ -57,6 +58,7 @@ def show_progress(
                 parts.append(f"{max(until - now, 0.0):.0f} s left")
             return Text(", ".join(parts), style="dim")
 
+    # A step is plain text: brackets in names are no markup of rich.
     text = bars.TextColumn("{task.description} ...", markup=False)
     columns: list[Any] = [bars.SpinnerColumn(), text, Left()]
     with bars.Progress(*columns, console=console, transient=True) as shown:

@@ -219,10 +219,12 @@ def _asked_for(
     """What the question asks for, as fields of an `Answer`, without log Z and proofs."""
     graph = posterior.graph
     count = math.prod(graph.batch_shape)
+    # What is not asked for keeps these values, one for each row of evidence.
     values, lacking, scores = [list[Any]()] * count, [nothing] * count, list[float]()
     fields: dict[str, Any] = {"log_partition": (math.nan,) * count, "optimal": ()}
     if marginals is not None:
         values = _rows([marginals[entry] for entry in entries], count, vectors=True)
+        # A row has marginals if every variable has a state of positive probability.
         possible = torch.ones(graph.batch_shape, dtype=torch.bool, device="cpu")
         for marginal in marginals.values():
             possible &= marginal.detach().sum(-1).cpu() > 0
@@ -231,6 +233,8 @@ def _asked_for(
             lacking = ["" if one else why for one in possible.reshape(-1).tolist()]
     elif mode is not None:
         values = _rows([mode[entry] for entry in entries], count, vectors=False)
+        # Search knows scores and proves bounds; elsewhere the states found are scored here, and
+        # nothing is claimed about whether they are optimal.
         if mode.score is not None and mode.bound is not None and mode.optimal is not None:
             scores = mode.score.reshape(-1).tolist()
             fields["optimal"] = tuple(mode.optimal.reshape(-1).tolist())
@@ -537,6 +541,7 @@ def print_ranking(
         ImpossibleEvidenceError: the evidence has probability zero.
         ModelError: rows of evidence, an unknown variable, or one that is observed.
     """
+    # Refuse what has no ranking: several rows, observed variables, impossible evidence.
     graph = posterior.graph
     if graph.batch_shape:
         raise ModelError(
@@ -553,6 +558,7 @@ def print_ranking(
             raise ModelError(f"{name!r} is observed, and nothing tells more; rank what is not.")
     if bool((posterior.log_partition == -math.inf).any()):
         raise ImpossibleEvidenceError(f"{_why_nothing(posterior)}; check it.")
+    # The target is ranked with the others: what it tells about itself is its entropy.
     ranked = posterior.information_about(target).ranked()
     entropy = dict(ranked)[target]
     chosen = {*(tests or (name for name, _ in ranked))} - seen - {target}
@@ -564,6 +570,7 @@ def print_ranking(
             "information": found, "remedy": in_options(status.remedy),
         }))  # fmt: skip
         return
+    # Shares are of that entropy, which is all that a test could tell.
     console = plain(soft_wrap=True)
     console.print(f"{printable(target)} has an entropy of {entropy:.4f} nats; expected to tell:")
     width = max((len(printable(name)) for name in found), default=0)

@@ -460,6 +460,7 @@ def parse_command(
     time_seconds: Whole = "10m",  # pyright: ignore[reportArgumentType]
 ) -> None:
     """Parse sentences by a weighted grammar."""
+    # Contradictory options are refused before anything is read.
     if picture is not None and task in (ParseTask.LOGZ, ParseTask.MARGINALS):
         raise typer.BadParameter("--draw needs a task with trees: viterbi, mbr or sample")
     if count is not None and task is not ParseTask.SAMPLE:
@@ -470,6 +471,8 @@ def parse_command(
     from rdpgraph.io.grammar import MEMORY, read_grammar
     from rdpgraph.io.text import LIMIT, write_text_atomically
 
+    # Targets are checked before the work, and written after it: a wrong name costs no time, and a
+    # failure leaves no half of a file.
     checked_target(output, grammar)
     checked_picture(picture, grammar, output=output)
     generator = seeded(seed)

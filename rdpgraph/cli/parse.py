@@ -98,6 +98,7 @@ def answers(
     ]
     if task is ParseTask.LOGZ:
         return rows
+    # log Z of a sentence without a tree is an answer; a tree of it is not.
     for row in rows:
         if row["log_partition"] == -math.inf:
             raise ImpossibleEvidenceError(f"The grammar has no tree for {shown(row['sentence'])}.")
@@ -115,6 +116,7 @@ def answers(
             ]
         return rows
     if task is ParseTask.SAMPLE:
+        # All trees have a leading dim of draws; there is one draw of a best tree.
         trees = Trees(tree.sample(count, generator))
     else:
         one = tree.viterbi() if task is ParseTask.VITERBI else tree.mbr()

@@ -121,6 +121,7 @@ class MessagesDecoder:
             ModelError: log-odds of other shots or errors, or NaN.
             EvidenceError: a syndrome of another length, or an erased check.
         """
+        # One row for each shot, whatever the batch dims, and room for the answers.
         parities = self.checks
         given = checked_syndrome(syndrome, parities.num_checks, erased=False)
         rows, total = given[None].flatten(0, -2).contiguous(), len(self.log_odds)
@@ -128,6 +129,7 @@ class MessagesDecoder:
         errors = torch.empty_like(odds, dtype=torch.long)
         iterations, violated = torch.zeros(2, len(rows), dtype=torch.long, device="cpu")
         *parts, damping = vars(self)["_edges"]
+        # Log-odds of each shot take the place of those of the decoder.
         prior = self.log_odds
         if log_odds is not None:
             prior = as_values("MessagesDecoder's log_odds", log_odds).double().cpu()
@@ -137,6 +139,8 @@ class MessagesDecoder:
                     f"and no NaN; got shape {tuple(prior.shape)}"
                     f"{' with NaN' if prior.isnan().any() else ''}."
                 )
+        # Compiled code takes the log-odds that an error is absent; a stride of 0 gives all shots
+        # the same.
         weights = (-prior).contiguous()
         tensors = *parts, weights, damping, rows, odds, errors, iterations, violated
         work = len(parts[3]) * len(rows)

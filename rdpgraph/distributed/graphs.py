@@ -72,6 +72,8 @@ class GraphPart:
     def __post_init__(self) -> None:
         peers, graph = self.peers, self.graph
         observed = graph.observed
+        # Each rank describes what it shares with each other: states in order, and a digest of the
+        # evidence, 0 where nothing is observed.
         local: dict[int, object] = {}
         for rank, numbers in self.numbers.items():
             seen = 0 if observed is None else fingerprint(observed[..., numbers])
@@ -79,6 +81,7 @@ class GraphPart:
                 seen = 0
             local[rank] = (self._states(rank), seen)
         told = peers.told((graph.batch_shape, str(graph.dtype), local))
+        # All ranks see all descriptions, so that all of them raise the same error and none waits.
         for rank, (batch, dtype, theirs) in enumerate(told):
             if (batch, dtype) != told[0][:2]:
                 raise ModelError(

@@ -118,6 +118,7 @@ def signed_features(
     lead = (replicates, *graph.batch_shape)
     logs = [unary.expand(*lead, unary.shape[-1]) for unary in logs]
     signs = [torch.ones_like(unary) for unary in logs]
+    # Walk every tree from a root, parents before children.
     order, seen = list[tuple[int, int, Block, int, bool]](), set[int]()
     roots = list[int]()
     for root in range(graph.num_variables):
@@ -139,9 +140,12 @@ def signed_features(
                 seen.add(other)
                 order.append((other, at, block, row, turned))
                 waiting.append((other, number))
+    # From the leaves inwards: each child sends a message with a sign, as feature sums of either
+    # sign estimate it.
     for child, parent, block, row, turned in reversed(order):
         sign, log = waves.through(block, row, signs[child], logs[child], turned=turned)
         signs[parent], logs[parent] = signs[parent] * sign, logs[parent] + log
+    # Z is the product over trees of the sums at their roots.
     total = total.expand(lead)
     product = torch.ones_like(total)
     for root in roots:
@@ -160,6 +164,7 @@ def _parts(graph: FactorGraph) -> tuple[list[Tensor], Pairs, Tensor]:
     logs = [torch.zeros(size, dtype=torch.float64, device=graph.device) for size in sizes]
     pairs: Pairs = [{} for _ in sizes]
     constant = torch.zeros((), dtype=torch.float64, device=graph.device)
+    # Evidence is a hard zero of all other states.
     if graph.observed is not None:
         for number, states in enumerate(graph.observed.unbind(-1)):
             other = states.unsqueeze(-1) != torch.arange(sizes[number], device=states.device)
@@ -174,11 +179,13 @@ def _parts(graph: FactorGraph) -> tuple[list[Tensor], Pairs, Tensor]:
             )
         for row, scope in enumerate(block.scopes.tolist()):
             if len(scope) < 2:
+                # A factor of no variable is a constant, one of a single variable joins its unary.
                 table = block.table(row).double()
                 for number in scope:
                     logs[number] = logs[number] + table
                 constant = constant if scope else constant + table
                 continue
+            # Each end of a pair knows the other, and whether it is the first slot (True).
             first, second = scope
             pairs[first][count] = second, block, row, True
             pairs[second][count] = first, block, row, False
@@ -200,11 +207,14 @@ class _Waves:
         self, block: Block, row: int, sign: Tensor, log: Tensor, *, turned: bool
     ) -> tuple[Tensor, Tensor]:
         """The message (replicates, *batch, states) of a factor to its first slot, or its second."""
+        # A table needs no features: sum it exactly.
         potential = block.select(torch.tensor([row], device="cpu"))
         if not isinstance(potential, Bilinear):
             table = block.table(row).double()
             table = table if turned else table.mT
             return _summed(sign.unsqueeze(-2), log.unsqueeze(-2) + table)
+        # exp(x . y) = E[cos(w . (x - y))] exp(|x|^2 / 2 + |y|^2 / 2) for normal w: each side is
+        # scaled by its half, and cos of a difference is a product of two waves (cos, sin).
         left, right = (
             side.double() if side.ndim == 2 else side.double().squeeze(-3)
             for side in (potential.left, potential.right)
@@ -220,6 +230,8 @@ class _Waves:
             angles = side @ drawn.mT
             waves = torch.cat([angles.cos(), angles.sin()], -1)
             sides.append((waves, (side.square().sum(-1, keepdim=True) / 2 + shift).squeeze(-1)))
+        # The message is target (source^T message): two thin products instead of one of all pairs.
+        # Means of either sign come out, so the sign and log of the size are kept apart.
         (target, gain), (source, loss) = sides if turned else reversed(sides)
         log = log + loss
         peak = finite(log.detach().amax(-1, keepdim=True))

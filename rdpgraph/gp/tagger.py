@@ -129,6 +129,8 @@ class StructuredGP(Arguments):
                 arguments out of range, or inducing points that determine each other.
             UnsupportedError: edges for a likelihood of chains.
         """
+        # Data as tensors, and the basis: inducing points, chosen or given, and one kernel or one
+        # for each label.
         self._check()
         features = feature_list(sequences)
         states = self._states(labels, features)
@@ -141,6 +143,7 @@ class StructuredGP(Arguments):
         else:
             self.kernel_ = dict(zip(self.labels, basis.kernels, strict=True))
             self.inducing_ = dict(zip(self.labels, basis.points, strict=True))
+        # The posterior is over the functions at inducing points.
         self.posterior_ = VariationalPosterior(
             len(self.labels),
             basis.width,
@@ -152,6 +155,8 @@ class StructuredGP(Arguments):
             generator=generator,
             device=features[0].device,
         )
+        # Maximise the bound on groups of sequences of like length; what the basis kept for training
+        # is then dropped.
         training = self.training or Training()
         groups = basis.groups(training.sequences or tuning.SEQUENCES, features, states, pairs)
         self.bounds_ = training.run(self._objective(), groups, generator)

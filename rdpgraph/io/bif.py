@@ -75,6 +75,8 @@ class _Blocks:
         """Read all blocks."""
         text, at = self._text, 0
         while True:
+            # Files as most writers make them are read in one go, by regular expressions; what does
+            # not match is read here token by token, with errors that name the line.
             start, at = at, self._read_usual(at)
             if at > start:
                 continue
@@ -85,6 +87,8 @@ class _Blocks:
             if word == b"variable":
                 at = self._read_variable(start)
             elif word in (b"network", b"probability"):
+                # The bodies of probability blocks are only located: their scopes are read once all
+                # variables are known.
                 name, body = body, text.after(body, b"{")
                 at = text.after(body, b"}")
                 if word == b"network":
@@ -179,10 +183,15 @@ class _Blocks:
             text.fail(kind.start(), f"discrete [NUMBER] for the number of states of {variable}")
         first = text.after(start, b"{")
         last = text.after(first, b"}")
+        # A name takes a byte at least, so that no file makes us allocate for more states than it
+        # lists.
         if not re.fullmatch(b"[1-9][0-9]{0,8}", number[1]) or int(number[1]) > last - first:
             text.fail(number.start(1), f"a number of states that {variable} lists", number.end(1))
         text.expect(number.end(), b"{")
         count = int(number[1])
+        # Names are kept joined, as bytes: an object for each would take several times the memory.
+        # Repeated
+        # ones are found by their hashes.
         joined, hashes = bytearray(), array("q")
         for names in text.names(first, last - 1, count, f"state names of {variable}"):
             joined += b"\n".join(names) + b"\n"
@@ -204,6 +213,8 @@ class _Blocks:
             fail(source, "expected a network; the file is empty.")
         spans = np.frombuffer(self._spans, np.int64).reshape(-1, 3)
         starts, members, defined = array("q", [0]), array("i"), bytearray(len(names))
+        # Scopes come out as flat arrays, a part of the blocks at a time; a part with unusual
+        # spelling is read block by block.
         for at in range(0, len(spans), tuning.HEADERS):
             part = spans[at : at + tuning.HEADERS]
             scopes = self._usual_scopes(part, defined)
@@ -214,6 +225,7 @@ class _Blocks:
             for start, body, _ in part.tolist():
                 members.extend(self._read_scope(start, body, defined))
                 starts.append(len(members))
+        # Every variable needs one block; a second one was refused when it was read.
         lacking = defined.find(0)
         if lacking >= 0:
             fail(source, f"expected a probability block for variable {names[lacking]!r}; got none.")

@@ -129,6 +129,8 @@ def _weight(word: str, place: str) -> float:
 def _graph(
     count: int, clauses: list[list[int]], weights: dict[int, float], dtype: torch.dtype
 ) -> FactorGraph:
+    # Clauses of one shape become one block. Literals stand with the negative ones first, so that
+    # the number of these tells the table; a clause with x and not x always holds.
     by_shape: dict[tuple[int, int], list[tuple[int, list[int]]]] = {}
     for number, clause in enumerate(clauses):
         literals = sorted(set(clause), key=lambda x: (x > 0, abs(x)))
@@ -142,6 +144,8 @@ def _graph(
         scopes = torch.tensor([[abs(x) - 1 for x in row] for _, row in members]).long()
         scopes = scopes.reshape(len(members), arity)
         declared, shape, rows = torch.tensor([number for number, _ in members]), (), None
+        # A clause forbids one row: all variables at the values that make its literals false. The
+        # tables for 0 to arity negative literals are shared.
         if negative < 0:
             tables = torch.zeros(arity + 1, *(2,) * arity, dtype=dtype)
             for signs in range(arity + 1):
@@ -150,8 +154,10 @@ def _graph(
             shape = (arity + 1,)
             potential = Table.checked(tables)
         else:
+            # Wide clauses get a potential whose size is linear in their length.
             potential = _long_clause(arity, negative, dtype)
         blocks.append(Block(scopes, potential, shape, rows, declared))
+    # Weights of literals are unary factors, declared after all clauses.
     if weights:
         numbers = sorted({abs(x) for x in weights})
         values = torch.tensor([[weights[-x], weights[x]] for x in numbers], dtype=dtype)

@@ -62,9 +62,11 @@ def from_networkx(graph: Any) -> FactorGraph:
     """
     if not hasattr(graph, "nodes"):
         raise ModelError(f"from_networkx needs a networkx graph; got {type(graph).__name__}.")
+    # Either form gives the nodes that are variables, and scopes with potentials.
     attributes: dict[Node, dict[str, Any]] = dict(graph.nodes(data=True))
     read = _bipartite if any("bipartite" in data for data in attributes.values()) else _pairwise
     nodes, scoped = read(graph, attributes)
+    # A size that no node says is that of the first potential over it.
     states: dict[Node, Any] = {node: attributes[node].get("states") for node in nodes}
     for scope, potential in scoped:
         if len(potential.shape) < len(scope):
@@ -76,6 +78,7 @@ def from_networkx(graph: Any) -> FactorGraph:
             if states[node] is None:
                 states[node] = size
     variables = {node: _variable(node, states[node]) for node in nodes}
+    # Nodes of any type become names, which have to stay different.
     names: dict[str, Node] = {}
     for node, variable in variables.items():
         if names.setdefault(variable.name, node) is not node:
@@ -148,6 +151,7 @@ def _add_pairwise(result: Any, names: list[str], table: Tensor) -> None:
 def _bipartite(
     graph: Any, attributes: dict[Node, dict[str, Any]]
 ) -> tuple[list[Node], list[Scoped]]:
+    # Which nodes are factors, and the slots of their edges.
     slots: dict[Node, list[tuple[Any, Node]]] = {}
     for node, data in attributes.items():
         if data.get("bipartite") not in (0, 1):
@@ -164,6 +168,7 @@ def _bipartite(
         slots[factor].append((data.get("slot"), variable))
     scoped: list[Scoped] = []
     for factor, ends in slots.items():
+        # A scope is its variables in the order of their slots, each slot once.
         places = [slot for slot, _ in ends]
         if places != [None] and set(places) != set(range(len(ends))):
             raise ModelError(

@@ -189,6 +189,7 @@ def parse_cfn(
     text = decoded(text)
     model = _Model(source)
 
+    # JSON allows a name twice, and NaN; both are refused.
     def pairs(items: list[tuple[str, Any]]) -> dict[str, Any]:
         result = dict(items)
         if len(result) < len(items):
@@ -208,6 +209,8 @@ def parse_cfn(
     )
     if not (isinstance(problem, dict) and isinstance(given, dict)):
         model.fail('objects "problem" and "variables"', type(whole).__name__)
+    # The bound says whether costs are minimised, and which are infinite: it is read before any
+    # cost.
     _read_bound(model, problem.get("mustbe"))
     for name, states in given.items():
         if isinstance(states, list) and states and all(isinstance(s, str) for s in states):
@@ -244,6 +247,7 @@ def _read_function(model: _Model, function: dict[str, Any]) -> None:
     if -1 in places:
         model.fail("a declared variable", names)
     scope = model.scope(places)
+    # Without a default there is a cost for each joint state, in order.
     if "defaultcost" not in function:
         size = math.prod(variable.size for variable in scope)
         if len(costs) != size:
@@ -251,6 +255,7 @@ def _read_function(model: _Model, function: dict[str, Any]) -> None:
         values = np.array([model.sign * model.number(cost, "a cost") for cost in costs])
         model.factors.append((scope, values.reshape([variable.size for variable in scope])))
         return
+    # With one, rows of states and a cost are exceptions to it.
     default = model.sign * model.number(function["defaultcost"], "a default cost")
     table = model.blank(scope, default)
     width = len(scope) + 1

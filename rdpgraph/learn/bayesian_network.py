@@ -114,6 +114,7 @@ class BayesianNetwork(Arguments):
         """
         del y
         require_fields(self, tolerance="[0, inf]", limit="[0, inf)", starts="[1, inf)")
+        # The network, checked against the data; equal rows count once, with their weights added.
         families = Families.read(self.structure, self.states or {}, columns(data), self.noisy)
         named = {*self.fixed, *(self.prior if isinstance(self.prior, Mapping) else ())}
         if unknown := (named | families.noisy) - set(families.scopes):
@@ -123,6 +124,7 @@ class BayesianNetwork(Arguments):
             )
         rows = distinct_rows(data, families.domain, weights)
         generator = generator or torch.Generator().manual_seed(0)
+        # EM from the initial table of each variable.
         parameters = {
             name: families.start(name, rows, self.prior, self.fixed, generator)
             for name in families.scopes
@@ -135,11 +137,14 @@ class BayesianNetwork(Arguments):
         batches, masses = families.batches(rows, self.batch_size or tuning.LEARNED_ROWS)
         try:
             self.fit_: Fit = em.fit(batches, masses, generator=generator)
+        # EM knows that a row is impossible, but not which of the data it came from; find it under
+        # the initial tables, so that the message names it.
         except ImpossibleEvidenceError:
             graph = families.graph({name: p.value(None) for name, p in parameters.items()})
             for part, values in self._answers(data, self._log_partition, graph):
                 _refuse_dead(part, values == -math.inf)
             raise
+        # What scikit-learn expects of a fitted estimator has an underscore at its end.
         tables = {name: p.value(None) for name, p in self.fit_.parameters.items()}
         self.graph_: FactorGraph = families.graph(tables)
         self.free_parameters_: int = sum(p.size for p in parameters.values())

@@ -251,6 +251,8 @@ class DynamicBayesianNetwork(Arguments):
 
     def _read(self, given: Mapping[Any, Any], known: Mapping[str, Any]) -> _Slices:
         """The slices of the arguments, with states that are known, or those of columns."""
+        # Parents within a slice (`above`) may form no cycle; those of the slice before (`before`)
+        # may.
         nodes, within = edges_of(self.within)
         later, between = edges_of(self.between)
         named = [name for name in given if isinstance(name, str)]
@@ -258,6 +260,7 @@ class DynamicBayesianNetwork(Arguments):
         above = {name: [p for p, child in dict.fromkeys(within) if child == name] for name in order}
         refuse_cycle(above)
         before = {n: [p for p, child in dict.fromkeys(between) if child == n] for n in order}
+        # States are those given, else those in the data.
         variables: dict[str, Variable] = {}
         for name in order:
             if name in known:
@@ -274,6 +277,7 @@ class DynamicBayesianNetwork(Arguments):
         for which, tables in (("tables", self.tables), ("first", self.first)):
             if unknown := {*tables} - {*variables}:
                 raise ModelError(f"{which} name {min(unknown)!r}, which is no variable.")
+        # Refuse a table that would not fit in memory before it is made.
         slices = _Slices(variables, before, above)
         for _, name, first in slices.parameters():
             require_table(

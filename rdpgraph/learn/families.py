@@ -272,6 +272,7 @@ class Families:
         noisy: Iterable[str] = (),
     ) -> "Families":  # fmt: skip
         """The families of a structure, with states of variables and columns of data."""
+        # A structure without nodes has all columns of the data, without edges.
         nodes, edges = edges_of(structure)
         edges = list(dict.fromkeys(edges))
         if not nodes and not isinstance(structure, FactorGraph):
@@ -280,6 +281,7 @@ class Families:
         for parent, child in edges:
             parents[child].append(parent)
         refuse_cycle(parents)
+        # States are those of the graph, else those given, else those in the data.
         graph = structure if isinstance(structure, FactorGraph) else None
         variables: dict[str, Variable] = {}
         for name in parents:
@@ -303,6 +305,8 @@ class Families:
             x: (*map(variables.__getitem__, above), variables[x]) for x, above in parents.items()
         }
         _require_tables(scopes)
+        # Tables of a graph are kept, but for noisy-or families, whose tables follow from few
+        # numbers.
         noisy = frozenset(noisy)
         tabled = (x for x in nodes if graph is not None and x not in noisy)
         tables = {x: structure.cpt(x).detach() for x in tabled}
@@ -318,12 +322,16 @@ class Families:
         """The initial table of a variable: the one given, near that of complete rows, or random."""
         sizes, noisy = self.sizes(name), name in self.noisy
         parents, kind = sizes[:-1], Probabilities
+        # A noisy-max has a row for each state of each parent but its first, and one without a
+        # cause.
         if noisy:
             sizes = (1 + sum(parents) - len(parents), sizes[-1])
             kind = partial(NoisyMax, sizes=parents)
+        # A table that is fixed, else one of the structure.
         held: Mapping[str, Any] = fixed if isinstance(fixed, Mapping) else dict.fromkeys(fixed)
         table = held.get(name)
         table = self.given.get(name) if table is None else table
+        # BDeu spreads one count over all entries of a table.
         if isinstance(prior, BDeu):
             prior = prior.size / math.prod(sizes)
         elif isinstance(prior, Mapping):
@@ -332,6 +340,8 @@ class Families:
         if table is None and name in held:
             raise ModelError(f"Variable {name!r} is fixed and has no table; give fixed={{...}}.")
         if table is None:
+            # Without a table: near the counts of complete rows, with one added to each, where there
+            # are any; else at random, as equal rows would never part.
             uniform = torch.full(sizes, 1 / sizes[-1], dtype=torch.float64).log()
             counts = self.counted(rows, name)
             parameter = kind(uniform, prior=prior)
@@ -339,6 +349,7 @@ class Families:
                 return parameter.drawn(generator)
             near = parameter if noisy else Probabilities(uniform).maximised((counts + 1,))
             return replace(parameter, log_values=near.log_values)
+        # A given table is checked, and scaled so that rows sum to one in all digits.
         table = as_values(f"The table of {name!r}", table).double()
         if tuple(table.shape) != sizes or not is_conditional(table.numpy(), -1):
             raise ModelError(

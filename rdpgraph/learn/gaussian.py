@@ -121,6 +121,9 @@ class Gaussian(Emission):
     def log_prob(self, observed: Tensor) -> Tensor:
         means = table_of(self.means)
         result = observed.new_zeros(len(observed), len(means))
+        # log N = -1/2 sum_d (log 2 pi v_d + (x_d - m_d)^2 / v_d). Where data are near the means
+        # (`_close`) the square is expanded, which makes all states one matrix product; far away
+        # that would cancel, and differences are taken.
         if self._diagonal:
             precision = 1 / self._variances
             level = (2 * math.pi / precision).log()
@@ -134,6 +137,8 @@ class Gaussian(Emission):
                 result[part] = terms.nansum(2) * -0.5
             return result
         if self._close:
+            # The same with (x - m)^T P (x - m), P the inverse covariance: pairs of columns other
+            # than the diagonal count twice.
             inverse, near = torch.linalg.inv(self._table), (means - self._shift).unsqueeze(2)
             level = torch.linalg.slogdet(2 * math.pi * self._table).logabsdet.unsqueeze(1)
             level = level + (near.mT @ inverse @ near).squeeze(2)
@@ -141,6 +146,8 @@ class Gaussian(Emission):
             squares = inverse[:, one, other] * (2 - (one == other).to(inverse))
             natural = torch.cat([level, -2 * (inverse @ near).squeeze(2), squares], 1)
             result = (natural.mul_(-0.5) @ self._features(observed)).mT.contiguous()
+        # Rows with gaps, pattern by pattern, and all rows where data are far: the Cholesky factor L
+        # of the columns that are seen, and |L^-1 (x - m)|^2.
         for rows, seen in _patterns(observed, whole=not self._close):
             factor = torch.linalg.cholesky(self._table[:, seen][:, :, seen])
             unit = torch.eye(factor.shape[1]).to(factor).expand_as(factor)

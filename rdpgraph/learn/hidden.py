@@ -466,17 +466,20 @@ def held_out(
             f"and {len(sequences)} sequences. Give lengths."
         )
     generator = generator or torch.Generator()
+    # The same folds for every number of states, so that scores are comparable.
     order = torch.randperm(len(sequences), generator=generator).tolist()
     result, errors = dict[int, float](), list[ModelError]()
     for count in states:
         total = 0.0
         for fold in range(folds):
+            # The model that was passed stays as it is.
             candidate = copy.copy(model).set_params(states=count)
             out = set(order[fold::folds])
             kept = [each for number, each in enumerate(sequences) if number not in out]
             try:
                 candidate.fit(kept, generator=generator)
             except ModelError as error:
+                # A state collapsed on its data: a likelihood without a maximum chooses no number.
                 errors.append(error)
                 total = -math.inf
                 break

@@ -374,9 +374,11 @@ class Batches:
     @staticmethod
     def of(data: Any, weights: Any, size: int | None, generator: Any = None) -> "Batches":
         """Batches of data and weights as given by users; refuses weights that do not fit."""
+        # `count` is the number of rows of data that are one batch; None for several batches.
         count = count_of(data) if isinstance(data, Tensor | tuple | dict) else None
         if count is None and not isinstance(data, Iterable):
             tensors_of(data)
+        # Refuse what cannot be read again, and lists that do not fit together.
         if isinstance(data, Iterator):
             raise ModelError(
                 "Every step reads all batches, and an iterator can be read only once. Give a list "
@@ -392,6 +394,8 @@ class Batches:
         if weights is None:
             return Batches(data, weights, size, generator, count)
         if count is None and isinstance(weights, list):
+            # Weights batch by batch are checked together: their sum must be positive, that of a
+            # batch not.
             each = [torch.as_tensor(present("Weights of rows", w)) for w in weights]
             _check_weights(torch.cat([part.reshape(-1) for part in each]))
             return Batches(data, each, size, generator, count)

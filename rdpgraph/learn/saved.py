@@ -75,12 +75,14 @@ def _written(value: Any, tensors: dict[str, Tensor]) -> Any:
     def parts(kind: str, values: Iterable[Any]) -> list[Any]:
         return [kind, *(_written(part, tensors) for part in values)]
 
+    # JSON has these itself; all else is a list that begins with its kind.
     value = value.item() if isinstance(value, np.generic) else value
     if value is None or isinstance(value, bool | int | float | str):
         return value
     if is_interval(value):
         return parts("interval", [value.left, value.right, value.closed])
     if isinstance(value, Tensor) or (isinstance(value, np.ndarray) and value.dtype.kind in "biuf"):
+        # Numbers go into the file of tensors, and their place stands here.
         tensors[str(len(tensors))] = torch.as_tensor(value)
         return ["tensor", str(len(tensors) - 1)]
     if isinstance(value, FactorGraph):
@@ -91,9 +93,12 @@ def _written(value: Any, tensors: dict[str, Tensor]) -> Any:
     if isinstance(value, Mapping):
         return parts("mapping", value.items())
     if isinstance(value, type):
+        # A class is kept by name and by the room that exports it; users name their own when they
+        # load.
         of = (room for room in _ROOMS if getattr(import_module(room), value.__name__, 0) is value)
         return ["class", next(of, ""), value.__name__]
     if is_dataclass(value):
+        # An object is its arguments, from which it is built anew, and what it learned.
         held = [f.name for f in fields(value) if f.init and f.name != "progress"]
         learned = [
             name for name in vars(value) if name.endswith("_") and isinstance(value, Arguments)
@@ -107,6 +112,7 @@ def _written(value: Any, tensors: dict[str, Tensor]) -> Any:
 
 def _read(value: Any, tensors: Mapping[str, Tensor], known: Mapping[str, type]) -> Any:
     """The value of such JSON."""
+    # The inverse of `_written`, from the inside out.
     if not isinstance(value, list):
         return value
     kind, *parts = (_read(part, tensors, known) for part in value)
@@ -123,6 +129,7 @@ def _read(value: Any, tensors: Mapping[str, Tensor], known: Mapping[str, type]) 
             return dict(parts)
         case "class":
             room, name = parts
+            # Only classes of our rooms are looked up by name: a file imports nothing.
             made = getattr(import_module(room), name) if room in _ROOMS else known[name]
             return made if isinstance(made, type) else known[name]
         case "object":

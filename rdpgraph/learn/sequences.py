@@ -141,12 +141,16 @@ def clusters(observed: Tensor, states: int, generator: torch.Generator) -> Tenso
         raise EvidenceError(
             "Starting emissions are drawn from the data, and all of its entries are missing."
         )
+    # Columns of unit variance, so that none decides the distances by its unit; a gap counts as the
+    # mean.
     means = known.nanmean(0)
     scale = (known - means).square().nanmean(0).sqrt()
     scale = torch.where(scale > 0, scale, 1.0)
     points = ((known - means) / scale).nan_to_num(0.0)
     picked = torch.randperm(len(points), generator=generator)[:_SAMPLED].to(points.device)
     points = points[picked]
+    # Centres as k-means++ draws them (Arthur and Vassilvitskii 2007): each with probability
+    # proportional to the squared distance to the nearest one so far.
     centres = points[:1]
     for _ in range(states - 1):
         gaps = torch.cdist(points, centres).amin(1).square()
@@ -154,10 +158,12 @@ def clusters(observed: Tensor, states: int, generator: torch.Generator) -> Tenso
         centres = torch.cat(
             [centres, points[torch.multinomial(gaps.cpu(), 1, generator=generator)]]
         )
+    # A few rounds of Lloyd; a cluster without points keeps its centre.
     for _ in range(_LLOYD):
         assigned = one_hot(torch.cdist(points, centres).argmin(1), states).to(points)
         count = assigned.sum(0).unsqueeze(1)
         centres = torch.where(count > 0, assigned.mT @ points / count.clamp(min=1.0), centres)
+    # Assignments are softened: no state starts with probability zero.
     nearest = torch.cdist(((observed - means) / scale).nan_to_num(0.0), centres).argmin(1)
     hard = one_hot(nearest, states).to(observed)
     return (1 - _SOFT) * hard + _SOFT / states

@@ -171,6 +171,7 @@ class Domain:
     def single(self, item: Named) -> tuple[int, Entry] | None:
         """The number and entry of a single variable; None for what `numbers` has to look at."""
         if isinstance(item, str):
+            # A name of an entry, or of a member of an array, as "pixel[0, 1]".
             place = self.by_name.get(item)
             if place is None:
                 name, where = _split(item)
@@ -187,6 +188,7 @@ class Domain:
         elif not isinstance(item, Variable):
             return None
         elif item.home is not None:
+            # A member of an array knows its array and its place there.
             array, position = item.home
             place = self.by_name.get(array.name)
             if place is None or not _are_same(array, self.entries[place]):
@@ -194,6 +196,7 @@ class Domain:
             return self.starts[place] + position, self.entries[place]
         else:
             place = self.by_name.get(item.name)
+            # A variable by itself; another object of its name and size is the same variable.
             if place is not None and item is self.entries[place]:
                 return self.starts[place], item
             if place is not None and not _are_same(item, self.entries[place]):

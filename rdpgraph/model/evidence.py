@@ -203,11 +203,14 @@ def _read(given: Mapping[Any, Any], domain: Domain) -> Tensor:
     alike: dict[tuple[int, ...], list[_Given]] = {}
     batch: tuple[int, ...] = ()
     rest = given.items()
+    # Many single states at once are read without a loop over names.
     if len(given) >= tuning.EVIDENCE_KEYS:
         places, values, rest = _many(given, domain)
         numbers.append(places)
         states.append(values)
     for item, value in rest:
+        # Three kinds: single states of single variables; tensors over single variables, stacked by
+        # shape; and all else, array by array.
         single = domain.single(item)
         _refuse_lone_gap(item, value, domain)
         if single is not None and (value is None or type(value) in (int, str)):
@@ -222,6 +225,7 @@ def _read(given: Mapping[Any, Any], domain: Domain) -> Tensor:
         batch = _joint_batch(item, batch, tuple(given_states.shape[:-1]))
         numbers.append(places.reshape(-1).numpy())
         states.append(given_states.numpy())
+    # The tensors of a shape are checked and stacked together.
     for shape, group in alike.items():
         batch = _joint_batch(group[0][0], batch, shape)
         numbers.append(np.array([number for _, number, _, _ in group]))
@@ -364,6 +368,8 @@ def _states(item: Named, value: Any, numbers: Tensor, domain: Domain) -> Tensor:
 
 def _tensor(name: str, value: Any, entry: Entry) -> Tensor:
     """Convert states of any form to int64 on the CPU."""
+    # Masked arrays and Series of pandas first: gaps become -1, and each distinct value of a Series
+    # is looked up once.
     if is_masked(value):
         value = _unmasked(value)
     if is_series(value):
@@ -372,6 +378,7 @@ def _tensor(name: str, value: Any, entry: Entry) -> Tensor:
             _warn_of_gap(name)
         known = _tensor(name, [*kinds, None], entry)
         return known[torch.from_numpy(array_of(codes)).long()]
+    # Lists may hold names of states, and become indices here.
     if not isinstance(value, Tensor):
         try:
             value = torch.as_tensor(_indices(name, value, entry, {}), device="cpu")
@@ -392,6 +399,7 @@ def _tensor(name: str, value: Any, entry: Entry) -> Tensor:
         raise EvidenceError(f"Evidence on {name!r} needs a dense tensor of states; got {kind}.")
     value = value.detach().cpu()
     if value.dtype == torch.bool and value.numel():
+        # True and False are looked up among the names of states.
         kinds, places = value.unique(return_inverse=True)
         return torch.tensor([_state(name, flag, entry.states) for flag in kinds.tolist()])[places]
     return value.long()

@@ -237,6 +237,8 @@ def _by_entry(
     like: Tensor,
     batch: tuple[int, ...],
 ) -> dict[int, Support]:
+    # One support for each entry of the domain, its batch dims in front; all of them broadcast to
+    # one batch.
     given: dict[int, Support] = {}
     lead = batch
     for item, support in supports.items():
@@ -262,6 +264,7 @@ def _by_entry(
                 f"those in front do not broadcast with the batch dims {lead} of the graph and of "
                 "other supports."
             ) from None
+        # States are indices into the declared states.
         states = support.states
         low, high = (int(bound) for bound in states.aminmax()) if states.numel() else (0, 0)
         if low < 0 or high >= entry.size:
@@ -270,6 +273,7 @@ def _by_entry(
                 f"it has states 0 to {entry.size - 1}."
             )
         given[place] = support
+    # Observed variables have one state.
     return given | observed_supports(domain, observed, like)
 
 

@@ -31,6 +31,8 @@ def header(source: str, records: Sequence[type], kinds: Sequence[type[IntEnum]] 
         "namespace {",
         "",
     ]
+    # Enumerations first, as fields of records are named after their members; then each record,
+    # whose fields are 64-bit numbers or records before it.
     for kind in kinds:
         members = [f"k{kind.__name__}{one.name.capitalize()} = {one.value}" for one in kind]
         lines += [f"enum {kind.__name__} : int64_t {{ {', '.join(members)} }};", ""]
@@ -41,6 +43,8 @@ def header(source: str, records: Sequence[type], kinds: Sequence[type[IntEnum]] 
             held = hints[part.name]
             lines.append(f"  {held.__name__ if held in records else 'int64_t'} {part.name};")
         lines += ["};", ""]
+    # A library tells its sizes when it is loaded, so that one built from an older header is
+    # refused.
     sizes = ", ".join(f"sizeof({record.__name__})" for record in records)
     lines += [
         "// The bytes of each record, which `record_bytes` of a library returns.",

@@ -84,6 +84,8 @@ class MarkovField(nn.Module):
             )
         super().__init__()
         self.lags, self.coefficient = lags, 1.0 / lags if tree_reweighted else 1.0
+        # Embeddings of a token before and after a pair, and positive features of these for each
+        # lag.
         scale = dimension**-0.5
 
         def drawn() -> nn.Parameter:
@@ -92,15 +94,18 @@ class MarkovField(nn.Module):
         self.before, self.after = drawn(), drawn()
         maps = [FeatureMap(dimension, rank, generator=generator) for _ in range(lags)]
         self.maps = nn.ModuleList(maps)
+        # The bias starts at log-frequencies, so that training begins from the unigram model.
         start = torch.zeros(vocabulary)
         if counts is not None:
             start = log_frequencies("MarkovField", counts, start)
             start = start - start.logsumexp(0)
         self.bias = nn.Parameter(start)
+        # The log-odds of another token: sigmoid(3) = .95, lengths of about 20.
         self.going_on = nn.Parameter(torch.tensor(3.0))
         self.converged = True
         self.messages: Tensor
         self.prior: Tensor | None
+        # Messages are kept as a buffer: the next batch begins from them.
         self.register_buffer("prior", prior)
         self.register_buffer("messages", torch.zeros(2 * lags, vocabulary))
 

@@ -49,6 +49,7 @@ class Pretrained(nn.Module):
         Raises:
             ModelError: rows that sum to one in neither form, or shapes that do not fit.
         """
+        # All three as logs; a transition without a table stays as it is.
         first = _logs("start", start).flatten()
         rank = transition.rank if isinstance(transition, LowRank) else None
         kind = transition if isinstance(transition, PairOperator) else None
@@ -63,6 +64,7 @@ class Pretrained(nn.Module):
                 "HMM needs start (N,), transition (N, N) and emission (N, V); got "
                 f"{(states,)}, {square} and {shape}."
             )
+        # The layer is built without memory, and takes the given tensors as its parameters.
         with torch.device("meta"):
             model = cls(
                 states=states, vocabulary=shape[1], rank=rank, transition=kind, dimension=None

@@ -221,10 +221,12 @@ def exchange_clusters(
     every = np.concatenate([np.zeros(0, int), *text]).astype(int)
     if len(every) and not 0 <= every.min() <= every.max() < vocabulary:
         raise ModelError(f"exchange_clusters got tokens outside 0 to {vocabulary - 1}.")
+    # Counts of bigrams, as neighbours of each token: those after it and those before.
     often = np.bincount(every, minlength=vocabulary)
     first = np.concatenate([np.zeros(0, int), *(each[:-1] for each in text)]).astype(int)
     second = np.concatenate([np.zeros(0, int), *(each[1:] for each in text)]).astype(int)
     after, before = (_neighbours(*ends, vocabulary) for ends in ((first, second), (second, first)))
+    # The K most frequent tokens start in clusters of their own, the rest round robin.
     order = np.argsort(-often, kind="stable")
     which = np.empty(vocabulary, int)
     which[order] = np.arange(vocabulary) % clusters
@@ -234,12 +236,16 @@ def exchange_clusters(
     for _ in range(rounds):
         moved = 0
         for token in order[: int((often > 0).sum())]:
+            # Take the token out of its cluster. `out` and `into` count its bigrams with each
+            # cluster, `itself` those with itself.
             (to, forth), (back, came) = after[token], before[token]
             out = np.bincount(which[to], forth * (to != token), clusters)
             into = np.bincount(which[back], came * (back != token), clusters)
             itself, old = float(forth[to == token].sum()), int(which[token])
             _add(counts, old, -out, -into, -itself)
             gain = _gain(counts, out, into, itself)
+            # The best cluster by the likelihood; a cluster is never emptied, and rounding moves
+            # nothing.
             new = int(gain.argmax())
             if tokens[old] == 1 or gain[new] <= gain[old] + _ROUNDING:
                 new = old

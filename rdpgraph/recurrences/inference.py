@@ -113,6 +113,7 @@ def _separate_goals(
     of a table needs no table.
     """
     known = {name for name, _ in lengths}
+    # What is refused: no goal, a goal with an index, a goal that is read.
     written = [line for line in lines if line.table == GOAL]
     others = [line for line in lines if line.table != GOAL]
     if not written:
@@ -126,10 +127,13 @@ def _separate_goals(
     parts = _parts(written[0], known) if len(written) == 1 else [written]
     goals: list[Read] = []
     for number, part in enumerate(parts):
+        # A goal that is one cell of a table needs no table of its own.
         cell = _cell_of(part, known)
         if cell is not None and cell.array not in inputs:
             goals.append(cell)
             continue
+        # Otherwise a table with an axis for each end: its rules are written for any place, and the
+        # goal reads it at the ends.
         table = GOAL if len(parts) == 1 else f"{GOAL}{number + 1}"
         ends = _ends_of(part, known)
         names = {at: f"end{k + 1}" for k, at in enumerate(ends)}
@@ -226,12 +230,14 @@ class _Sketch:
         """Check that every name means something, and has the indices that it should."""
         sizes = {name for one in self.inputs.values() for dim in one.dims for name in dim.names}
         for line in self.lines:
+            # What is written: no input, with as many indices as elsewhere.
             if line.table in self.inputs or line.table in self.lengths:
                 raise self.error(f"{line.table} is an input, and no rule writes to it", line)
             if len(line.index) != len(self.axes[line.table]):
                 raise self.error(
                     f"{line.table} has {len(self.axes[line.table])} indices in another rule", line
                 )
+            # What is read: arrays and the data that index them.
             for read in line.factors:
                 self._check_read(read, line)
                 for at in read.index:
@@ -243,6 +249,8 @@ class _Sketch:
                     raise self.error(
                         f"the row is summed over, and {row.variable} stands left", line
                     )
+            # Names of indices: variables are in small letters, sizes are of an input, and an array
+            # is no index.
             for name in sorted(line.names):
                 if name in self.lengths:
                     raise self.error(f"only reads of the goal have the index {name}", line)
@@ -537,6 +545,7 @@ def _with_labels(
         tables = _with_domains(tables, drafts, sketch, labels)
         return labels, *_with_orders(sketch.owner, tables, drafts, sketch, labels)
 
+    # First take axes that are read at data as labels.
     labels = _labels(drafts, sizes, goals, sketch.inputs, placed=False)
     at_data = [
         ((read.array, k), number, draft, at)
@@ -554,6 +563,8 @@ def _with_labels(
             for one, size in zip(at.index, sketch.inputs[at.array].dims, strict=True)
         )
 
+    # That is possible where the data are known without the order of places; if no order is found
+    # so, these axes are places.
     if all(axis in labels and is_known(number, draft, at) for axis, number, draft, at in at_data):
         try:
             return ordered(labels)
@@ -925,6 +936,7 @@ def _named_apart(
     ranges: dict[str, Affine] = {}
     kinds: dict[str, bool] = {}
     renamed: dict[str, dict[str, Affine]] = {}
+    # Axes of tables first: one name has one range, and is a label everywhere or nowhere.
     for position, table in enumerate(tables):
         moves: dict[str, Affine] = {}
         for k, (axis, size) in enumerate(zip(table.axes, table.sizes, strict=True)):
@@ -939,6 +951,7 @@ def _named_apart(
     for number, draft in enumerate(drafts):
         rule, moves = draft.rule, dict(renamed[draft.rule.table])
         taken = {at.bare for at in moves.values()}
+        # Then what rules sum over, also apart from the axes of the table that they write.
         for name in rule.over:
             own, label = name, (number, name) in labels
             while own in taken:

@@ -190,6 +190,8 @@ def _flood(
 
 def loopy_plan(network: Network, sweeps: int, why: str, *, memory: float | None = None) -> Plan:
     """Plan and cost of messages in a network reduced with ``high_order=True``."""
+    # Work is the entries of all tables in each sweep; memory is these, the states, and eight
+    # numbers for each entry of a message.
     tables = [group.log_tables for group in network.groups]
     factors = [len(group.scopes) for group in network.groups]
     cells = [math.prod(table.shape[2:]) for table in tables]
@@ -200,6 +202,7 @@ def loopy_plan(network: Network, sweeps: int, why: str, *, memory: float | None 
     flops = 2.0 * network.batch * sum(c * n for c, n in zip(cells, factors, strict=True))
     stored = sum(table.numel() for table in tables) + 8.0 * messages * network.batch
     stored += network.graph.domain.total_states * network.batch
+    # Nothing smaller than messages can be planned: the plan says what is lacking, and does not fit.
     needed, remedy = stored * element, ""
     if memory is not None and needed > max(memory, tuning.SMALL_BYTES):
         remedy = (
@@ -322,10 +325,12 @@ class JoinGraph(Scheduler):
         clusters = choose_join_graph(topology, budget=budget, batch=batch, deadline=deadline)
         if clusters is None:
             return None
+        # Clusters that form a tree are a junction tree: contraction solves it at once.
         if clusters.exact:
             whole, run = plan_network(network, budget, deadline=deadline)
             if whole.fits and whole.num_slices == 1:
                 return replace(whole, why="the join graph is a junction tree, solved as one"), run
+        # Messages between large clusters, or ones that take long to prepare, are not worth it.
         stored = 16.0 * clusters.elements() * batch
         large = stored > max(budget.memory_bytes, tuning.SMALL_BYTES)
         if large or clusters.setup_seconds(batch) > effort.CLUSTERS_SETUP * self.seconds:
@@ -345,6 +350,7 @@ class JoinGraph(Scheduler):
             memory=self.memory,
             seconds=clusters.seconds(batch),
         )
+        # Time that planning took is taken off the seconds for answers.
         spent = max(clock.now() - begin, 0.0)
         return plan, partial(self._solution, graph, network, clusters, spent)
 

@@ -37,11 +37,13 @@ def check_potential(potential: Potential, arity: int | None = None) -> None:
         table.dtype == potential.dtype,
         f"the potential's dtype, {potential.dtype}, is that of evaluate(), {table.dtype}",
     )
+    # evaluate() at repeated states in another order, against rows of the table.
     asked = [torch.tensor([size - 1, *range(size), 0], device=table.device) for size in sizes]
     expected = table
     for slot, states in enumerate(asked):
         expected = expected.index_select(table.ndim - arity + slot, states)
     close(potential.evaluate(asked), expected, "evaluate() on repeated and permuted states")
+    # evaluate() with leading dims, of which one may be 0.
     lead = potential.lead(arity)
     if not lead and arity:
         rows = [torch.stack([torch.arange(n), torch.arange(n).flip(0)]) for n in sizes]
@@ -55,6 +57,7 @@ def check_potential(potential: Potential, arity: int | None = None) -> None:
             none.shape == (0, *sizes),
             "evaluate() of states with a leading dim of 0 returns values with that dim",
         )
+    # Every other way to the same numbers: a decomposition, messages, and an exact answer.
     rebuilt = potential.decompose()
     if rebuilt is not None:
         close(_rebuilt(rebuilt, arity, maximise=False), table, "decompose(), summed")

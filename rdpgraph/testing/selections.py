@@ -158,6 +158,7 @@ def check_selection(selection: Selection, *, states: int = 6) -> None:
     """
     name = type(selection).__name__
     rows = _score_rows(states)
+    # Form, and that a seed decides all.
     chosen = selection.select(rows, seeded(1))
     again = selection.select(rows, seeded(1))
     agree(chosen.states.shape[:-1] == rows.shape[:-1], f"{name} keeps states for every row")
@@ -168,17 +169,21 @@ def check_selection(selection: Selection, *, states: int = 6) -> None:
     same = torch.equal(chosen.states, again.states)
     same = same and torch.equal(chosen.log_weights, again.log_weights)
     agree(same, f"{name} chooses the same with a generator of the same seed")
+    # Hard zeros: with fewer and fewer possible states, none at the end.
     for possible in range(states + 1):
         hard = rows.clone()
         hard[..., possible:] = -math.inf
         _check_support(name, selection.select(hard, seeded(2)), hard)
     narrow = selection.select(rows.float(), seeded(1))
     agree(narrow.log_weights.dtype == torch.float32, f"{name} of float32 scores weighs in float32")
+    # A lower bound weighs no state above one.
     if selection.bound == "lower":
         worth = torch.zeros(*chosen.states.shape[:-1], states, dtype=torch.float64)
         worth = worth.scatter_add(-1, chosen.states, _weights(chosen))
         agree(bool((worth <= 1.0 + ROUNDING).all()), f"{name} keeps no state of weight above one")
         return
+    # Otherwise expected weights are one: exactly, over all outcomes of the uniform numbers, or by
+    # many draws.
     if isinstance(selection, Inversion):
         _check_rows(name, selection, rows)
         if selection.num_uniforms(states) <= _MOST_UNIFORMS:

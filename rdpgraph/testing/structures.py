@@ -44,6 +44,7 @@ def check_structure(structure: Structure) -> None:
     Args:
         structure: small enough to enumerate, every item possible; float64.
     """
+    # Every answer against enumeration.
     truth = truth_of(structure)
     log_z = structure.log_partition()
     close(log_z, truth.log_partition, "log_partition()")
@@ -59,6 +60,7 @@ def check_structure(structure: Structure) -> None:
     _check_curvature(structure, truth)
     _check_numbers(structure)
 
+    # The gradient of log Z, by finite differences.
     unary = structure.unary.detach().clone().requires_grad_()
     if unary.dtype == torch.float64 and bool(unary.isfinite().all()):
         agree(
@@ -67,6 +69,7 @@ def check_structure(structure: Structure) -> None:
             ),
             "the gradient of log Z in unary",
         )
+    # Hard zeros: neither answers nor gradients are NaN.
     hard = structure.unary.detach().clone()
     hard[..., 0] = -math.inf
     hard.requires_grad_()
@@ -77,9 +80,11 @@ def check_structure(structure: Structure) -> None:
     forbidden = truth_of(structure.with_unary(hard.detach()))
     close(hard_z, forbidden.log_partition, "log Z with hard zeros")
 
+    # A batch is its items.
     for item in range(log_z.shape[0] if log_z.ndim else 0):
         one = _item(structure, item, log_z.ndim)
         close(one.log_partition(), log_z[item], f"batch item {item} alone")
+    # Estimators rely on sites, pruning on masks, and graphs on recognition, where there are such.
     sites = structure.sites()
     if sites is not None:
         states = torch.arange(sites.states, device=unary.device).flip(0)
@@ -286,6 +291,7 @@ def check_masks(model: Model) -> None:
         model: small, of float64, every item possible.
     """
     masks, generator = masks_of(model, infer), seeded()
+    # Without an answer held, a mask is the model.
     none = torch.zeros(1, *masks.batch_shape, *masks.questions, dtype=torch.bool)
     unmasked = masks.masked(none, none)
     exact = infer(model)
@@ -299,6 +305,7 @@ def check_masks(model: Model) -> None:
         if model.entropy() is not None:
             score = exact.log_partition - exact.entropy()
             close(averages.score[0], score.double(), "the expected score without a mask")
+    # Then with some answers of a draw held: draws keep them,
     drawn = unmasked.draw(generator).answers
     asked = masks.open().expand_as(none)
     for held in (none, asked & (torch.rand(none.shape, generator=generator) < 0.4)):
@@ -308,6 +315,7 @@ def check_masks(model: Model) -> None:
         again = within.draw(generator).answers
         same = bool((again[held] == drawn[held]).all())
         agree(same, "draws from a mask keep the answers held")
+        # and for a sample of the free questions yes and no divide Z as the expected answers say.
         free = (asked & ~held).reshape(base.numel(), masks.questions_count)
         places = free.any(0).nonzero()[:, 0]
         order = torch.randperm(len(places), generator=generator)[:_MOST]

@@ -124,6 +124,8 @@ def circuit_text(encoding: Encoding, *, seconds: float, memory: float) -> bytes:
 
 def _asked(name: str, parts: Sequence[Any], seconds: float, memory: float) -> bytes:
     """Answer of the counting program."""
+    # The counter runs in a process of its own, which can be ended in time or when it takes too
+    # much.
     reserved = memory + tuning.COUNTER_BYTES + (0.0 if name == "pyganak" else tuning.D4_BYTES)
     text = json.dumps({"program": name, "memory": reserved, "parts": parts})
     request: bytes | None = text.encode()
@@ -136,6 +138,7 @@ def _asked(name: str, parts: Sequence[Any], seconds: float, memory: float) -> by
             while answer is None and (left := end - clock.now()) > 0.0:
                 with suppress(subprocess.TimeoutExpired):
                     answer = process.communicate(request, timeout=min(left, tuning.COUNTER_LOOK))[0]
+                # The request is written once; later calls wait for the answer alone.
                 request = None
                 if answer is None and _resident(process.pid) > memory + tuning.COUNTER_BYTES:
                     break

@@ -132,7 +132,9 @@ class _Making:
         shape = tuple(tables.shape[2:])
         scopes = group.scopes.tolist()
         rows = group.rows.tolist() if group.rows is not None else range(len(scopes))
+        # Factors may share tables: `which` has the table of each, `_split` is asked once a table.
         which = [row if tables.shape[1] > 1 else 0 for row in rows]
+        # A factor of one variable is the weights of its literals, without a clause.
         if len(shape) == 1:
             places = [place(self._literals[v][s]) for (v,) in scopes for s in range(shape[0])]
             self._weights.append((places, tables[:, which].flatten(1)))
@@ -141,6 +143,9 @@ class _Making:
         known = flat.detach().double().cpu().numpy()
         split = [self._split(known[:, u], shape, apart=tables.requires_grad)
                  for u in range(known.shape[1])]  # fmt: skip
+        # A larger factor has a base value, as a constant; hard zeros, as clauses; and for each
+        # other value a variable that holds in exactly the rows of that value, weighted by its ratio
+        # to the base.
         for scope, u in zip(scopes, which, strict=True):
             literals = [self._literals[v] for v in scope]
             forbidden, base, defined = split[u]

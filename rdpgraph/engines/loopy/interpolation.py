@@ -209,6 +209,8 @@ class InterpolatedMessages:
         source, origin = self._source_of(block), self._origins[1]
         others = [other for other in range(block.arity) if other != slot]
         size = source.sizes[slot]
+        # All states of the slot are joined with the kept states of the others; blocks of factors
+        # bound the size of these tables.
         cells = math.prod(block.sizes[other] for other in others) * size
         at_once = tuning.per_block(cells * self.solution.network.batch, tuning.BLOCK)
         everything = torch.arange(size, device=self.graph.device)
@@ -221,10 +223,12 @@ class InterpolatedMessages:
                 states[other] = kept.reshape(*lead, *kept.shape[2:])
             places = origin[block.declared[chosen]]
             every = torch.equal(places, torch.arange(source.count, device="cpu"))
+            # The potential as declared is evaluated at these states, of all or some of its factors.
             logs = source.select(None if every else places).evaluate(states)
             shape = [*lead, len(chosen), *logs.shape[logs.ndim - block.arity :]]
             logs = logs.expand(shape).flatten(0, len(lead) - 1)
             for other in others:
+                # Add what the kept states of the others say, and sum these out.
                 part = incoming[number, other][:, chosen.to(logs.device)]
                 logs = logs + part.unflatten(
                     -1, [-1 if place == other else 1 for place in range(block.arity)]

@@ -96,6 +96,8 @@ def _peeled(edges: Edges) -> Order | None:
     scopes = _scopes(edges)
     if scopes is None:
         return None
+    # Variables by the number of their factors that are left, those of the fewest first. An entry of
+    # a bucket may be stale: it is skipped where the variable has fewer by now.
     factors = _factors(scopes, len(edges.home))
     left = [len(numbers) for numbers in factors]
     buckets = [deque[int]() for _ in range(max(left, default=0) + 1)]
@@ -110,6 +112,7 @@ def _peeled(edges: Edges) -> Order | None:
             continue
         taken[variable] = True
         order.append(variable)
+        # Taking a variable removes its factors, and so lowers the count of their variables.
         for number in factors[variable]:
             if gone[number]:
                 continue
@@ -118,6 +121,7 @@ def _peeled(edges: Edges) -> Order | None:
                 left[other] -= 1
                 buckets[left[other]].append(other)
                 least = min(least, left[other])
+    # Backwards, a variable is one layer behind the last that shares a factor with it.
     layers, last = [0] * len(factors), [-1] * len(scopes)
     for variable in reversed(order):
         layer = 1 + max((last[number] for number in factors[variable]), default=-1)

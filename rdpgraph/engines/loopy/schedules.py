@@ -216,6 +216,7 @@ def sets_of(
             f"{type(schedule).__name__}.sweep must yield sets of messages, one after the other; it "
             f"returned {sets!r:.80}."
         )
+    # None stands for all messages, and is always in range.
     for chosen in sets:
         if chosen is not None:
             fits = isinstance(chosen, Tensor) and chosen.dtype == torch.int64 and chosen.ndim == 1
@@ -230,8 +231,10 @@ def sets_of(
                 continue
         some = True
         yield chosen
+        # A part of a sweep counts as a sweep where time is over; a set of all is one already.
         if chosen is not None and clock.now() > deadline:
             break
+    # A schedule that sends nothing would never converge, nor say so.
     if not some:
         raise ModelError(f"{type(schedule).__name__}.sweep yielded no message.")
 

@@ -44,6 +44,7 @@ class EdgeSubset:
 
 def edge_subset(edges: Edges, chosen: Tensor) -> EdgeSubset:
     """Return the subset of the given edge numbers."""
+    # Edges are numbered segment by segment: sorted, they split into one part for each.
     starts = edges.remembered("starts", _starts)
     chosen = chosen.to(starts.device).sort().values
     numbers, counts = torch.unique_consecutive(
@@ -57,6 +58,8 @@ def edge_subset(edges: Edges, chosen: Tensor) -> EdgeSubset:
         members = members - edges.first_edge(segment)
         rows = members if port.rows is None else port.rows[members]
         parts.append(SegmentEdges(number, members + segment.start, rows))
+    # For each class of sizes: the variables that the edges touch, and all edges that arrive there,
+    # as beliefs are summed over these and not over the chosen ones alone.
     arriving: list[tuple[Tensor, Tensor]] = []
     variables: list[Tensor] = []
     by_class: dict[int, list[Tensor]] = {}
@@ -67,6 +70,7 @@ def edge_subset(edges: Edges, chosen: Tensor) -> EdgeSubset:
             arriving.append((chosen[:0], chosen[:0]))
             variables.append(chosen[:0])
             continue
+        # `at` marks the variables; its running sum numbers them.
         at = torch.zeros(len(c.variables), dtype=torch.bool, device=chosen.device)
         at[c.variable[torch.cat(by_class[number])]] = True
         near = at[c.variable].nonzero().flatten()

@@ -145,6 +145,7 @@ class Banded(PairOperator):
         checked_log_table("Banded's log_values", self.log_values)
         require_fields(self)
         shape, offsets = tuple(self.log_values.shape), self.offsets
+        # As many offsets as columns, all different, each shorter than the table.
         ends = shape[-2:]
         fits = len(ends) == 2 and 0 < ends[-1] == len(offsets) == len({*offsets})
         if not fits or not all(abs(offset) < ends[0] for offset in offsets):
@@ -152,6 +153,7 @@ class Banded(PairOperator):
                 "Banded needs log_values (*lead, N, D) and D different offsets between -N and N; "
                 f"got {shape} and {offsets}."
             )
+        # A rest is added to the band: it needs the same states, type and leading dims.
         rest, states = self.rest, ends[0]
         if rest is None:
             return

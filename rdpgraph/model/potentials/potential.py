@@ -253,6 +253,7 @@ def _split(self: Potential, split: Any) -> Decomposition | None:
         return None
     if not isinstance(split, Decomposition):
         raise _unfit(self, "decompose", "a Decomposition, or None", split)
+    # A user wrote this: every field is checked before it is used.
     aux: Any = split.auxiliary
     if not isinstance(aux, tuple) or not all(is_whole(size, 1) for size in aux):
         raise _unfit(self, "decompose", "auxiliary, a tuple of numbers of states", aux)
@@ -260,6 +261,8 @@ def _split(self: Potential, split: Any) -> Decomposition | None:
     if not isinstance(parts, tuple) or not all(isinstance(part, Part) for part in parts):
         raise _unfit(self, "decompose", "parts, a tuple of Part", parts)
     scopes: list[Any] = [part.variables for part in split.parts]
+    # Slots and auxiliary variables are numbered 0, 1, ... without a gap; the auxiliary ones come
+    # last, which tells the arity.
     known = all(
         isinstance(s, tuple) and all(map(is_whole, s)) and len(s) == len({*s}) for s in scopes
     )
@@ -268,6 +271,7 @@ def _split(self: Potential, split: Any) -> Decomposition | None:
     if held != set(range(len(held))) or not 0 <= arity <= len(self.shape):
         wanted = f"parts over distinct variables, all slots and {len(aux)} auxiliary ones together,"
         raise _unfit(self, "decompose", wanted, scopes)
+    # Each part has the sizes of its variables.
     sizes, made = (*self.slots(arity), *split.auxiliary), list[Part]()
     for part in split.parts:
         what = f"decompose, for the part over {part.variables},"

@@ -172,16 +172,23 @@ class Nodes:
         half, starts = self.halves[number], self.starts[1 + 3 * number :]
         kept, kind = half.kept, 2 + number
         pair, first, second = half.joined
+        # Two adjacent bispans make a pair; a pair of the size of a kept bispan makes that by a rule
+        # without words.
         yield Ways(PARTIAL, starts[0] + pair, first, second)
         whole, pair = matched(kept.at(range(4)), half.pairs.at(range(4)))
         yield Ways(kind, whole, starts[0] + pair, torch.full_like(pair, NONE))
+        # Words joined to both parts stand around the pair.
         for sides in _BOTH:
             yield self._extended(half, kind, (kept, 0), (half.pairs, starts[0]), sides)
+        # Words joined to the second part: a late remainder is that part with its words. `alive`
+        # marks those that some way makes.
         alive = torch.zeros(len(half.late), dtype=torch.bool, device=pair.device)
         for sides in _LATE:
             ways = self._extended(half, PARTIAL, (half.late, starts[1]), (kept, 0), sides)
             alive[ways.made - starts[1]] = True
             yield ways
+        # Words joined to the first part: an early remainder is a late one, or a part with words of
+        # its own before.
         early = half.late.some(half.early)
         on = alive[half.early].nonzero().squeeze(1)
         yield Ways(PARTIAL, starts[2] + on, starts[1] + half.early[on], torch.full_like(on, NONE))
@@ -190,6 +197,8 @@ class Nodes:
             ways = self._extended(half, PARTIAL, (early, starts[2]), (kept, 0), sides)
             begun[ways.made - starts[2]] = True
             yield ways
+        # A whole is a part in its first corner and a late remainder, or an early remainder and a
+        # part in its last corner.
         whole, part, rest = half.begins
         on = alive[rest].nonzero().squeeze(1)
         yield Ways(kind, whole[on], part[on], starts[1] + rest[on])
@@ -221,8 +230,11 @@ class Nodes:
     ) -> Ways:  # fmt: skip
         """Ways that add words before or after ``inner`` nodes to make ``outer`` ones."""
         (whole, start), (part, begin) = outer, inner
+        # Pairs of an outer and an inner box that share all ends except those that words are added
+        # at.
         shared = [2 * side + end for side, where in enumerate(sides) for end in _SHARED[where]]
         row, column = matched(whole.at(shared), part.at(shared))
+        # Words are added: the outer box is strictly longer there.
         wider = torch.ones_like(row, dtype=torch.bool)
         for side, where in enumerate(sides):
             if where == Where.BEFORE:
@@ -230,6 +242,7 @@ class Nodes:
             elif where == Where.AFTER:
                 wider &= whole.ends[2 * side + 1, row] > part.ends[2 * side + 1, column]
         row, column = row[wider], column[wider]
+        # Which words these are on either side; an inverted target counts from its end.
         words: list[Tensor] = []
         for side, where in enumerate(sides):
             around, within = whole.ends[2 * side : 2 * side + 2], part.ends[2 * side : 2 * side + 2]
@@ -289,6 +302,7 @@ class Listed:
         Scores (P,) of kept bispans and of kinds of rules, nats; ``tops`` (I,) the whole of each
         item, -1 for none; ``most`` the largest size of a bispan, in words of both sides.
         """
+        # Nodes are put in the order of their rank, so that all parts of a node stand before it.
         item, rank = nodes.boxes
         order = rank.argsort(stable=True)
         place = torch.full((len(order) + 1,), len(order), device=order.device)
@@ -300,6 +314,8 @@ class Listed:
         logs = torch.cat(
             [scores.new_zeros(len(way.made)) if way.logs is None else way.logs for way in ways]
         )
+        # A way to a whole node has the score of its bispan and of its kind of rule; one to an
+        # intermediate node has neither, as it is the part of such a way.
         ends = kind < PARTIAL
         logs[ends] += scores[made[ends]] + rules[kind[ends]].double()
         words = torch.cat([
@@ -308,6 +324,7 @@ class Listed:
             else way.words.to(torch.int16)
             for way in ways
         ])  # fmt: skip
+        # Impossible ways are left out, and the others sorted by the node that they make.
         real = (logs > -math.inf).nonzero().squeeze(1)
         made, by_rank = place[made[real]].sort(stable=True)
         real = real[by_rank]

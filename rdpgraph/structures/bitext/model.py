@@ -52,10 +52,12 @@ class BitextMasks(LinkMasks):
         return Binary.of(tables)
 
     def masked(self, required: Tensor, forbidden: Tensor) -> "MaskedBitext":
+        # Chains of an item are items here: all are solved as one batch, chain after chain.
         lead = tuple(required.shape[:-2])
         batch, chains = self.items, self.chains(lead)
         p, q = self.questions
         lengths = self.lengths[0].repeat(chains), self.lengths[1].repeat(chains)
+        # The bispans that agree with the links that are required.
         links = required.reshape(len(lengths[0]), p, q).nonzero()
         allowed = self.model.allowed
         allowed = None if allowed is None else allowed.to(links.device).unsqueeze(0)
@@ -63,10 +65,13 @@ class BitextMasks(LinkMasks):
         i, k, j, m = kept.ends
         logs = self.potentials[kept.item % max(batch, 1), i, k, j, m].double()
         leaf = torch.arange(logs.shape[1], device=logs.device) >= logs.shape[1] - self.model.leaves
+        # A leaf covers no pair that is forbidden: counts of forbidden pairs in a rectangle are
+        # differences of running sums.
         no = pad(forbidden.reshape(len(lengths[0]), p, q).long(), (1, 0, 1, 0)).cumsum(1).cumsum(2)
         at = kept.item
         barred = no[at, k, m] - no[at, i, m] - no[at, k, j] + no[at, i, j] > 0
         ends = logs.masked_fill(~leaf | barred.unsqueeze(1), -math.inf)
+        # The goal of each item is its whole bispan, with the scores of roots.
         zero, every = torch.zeros_like(lengths[0]), torch.arange(len(lengths[0]), device=at.device)
         empty = (lengths[0] == 0) & (lengths[1] == 0)
         tops = kept.numbers(every, torch.stack([zero, lengths[0], zero, lengths[1]]))
@@ -76,6 +81,7 @@ class BitextMasks(LinkMasks):
             root = root.reshape(batch, -1).repeat(chains, 1)
         scores = torch.stack([ends, logs.masked_fill(leaf, -math.inf)], 1)
         forest = Forest(at, scores, kept.joins(), self.rules.repeated(chains), tops, root)
+        # Bispans are numbered as in the full table, for marginals and counts.
         site = ((i * (p + 1) + k) * (q + 1) + j) * (q + 1) + m
         sites = (p + 1) ** 2 * (q + 1) ** 2
         return MaskedBitext(forest, lead, site, sites, empty, kept.ends, (p, q))

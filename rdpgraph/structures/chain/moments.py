@@ -167,15 +167,20 @@ def edge_counts(parts: ChainTensors) -> Tensor:
     O(B T N^2), and (B, N, N) memory; differentiable.
     """
     unary, transition, lengths = parts
+    # Sequences without a step have no pairs.
     if unary.shape[1] < 2 or not len(unary):
         return unary.new_zeros(len(unary), unary.shape[2], unary.shape[2])
     tracked = torch.is_grad_enabled() and (unary.requires_grad or transition.requires_grad)
+    # Counts are the derivative of log Z in a transition of each item; rules of recurrences sum it
+    # over steps as they go, without a table for each.
     if transition.ndim == 2 and rules.serves(unary, transition):
         if not tracked:
             return rules.edge_counts(unary.detach(), transition.detach(), lengths)
         each = transition.expand(len(unary), 1, *transition.shape)
         solve = partial(rules.log_partition, unary, lengths=lengths)
         return expectations(solve, [each], tracked=True)[1][0].squeeze(1)
+    # Otherwise from messages, step by step: shares of forward + link + backward. With gradients
+    # each step is computed again on the way back, so that one (B, N, N) is kept and not T.
     sent = recursion.messages(*parts)
     before, after = sent.log_forward[:, :-1], (unary + sent.log_backward)[:, 1:]
     counts = unary.new_zeros(len(unary), *transition.shape[-2:])

@@ -70,16 +70,20 @@ def neighbours_of(transition: Tensor | Potential, unary: Tensor) -> tuple[Neighb
 
 def recognised(graph: FactorGraph) -> Recognised | None:
     """The chains that a graph consists of, all over as many states; or None."""
+    # Pairs of variables, with or without unary factors, all of as many states.
     arities = {block.arity for block in graph.blocks}
     sizes = graph.domain.sizes
     if not {2} <= arities <= {1, 2} or int(sizes.amin()) != int(sizes.amax()):
         return None
     pairs = [block for block in graph.blocks if block.arity == 2]
+    # (chains, T) the variables in order, -1 beyond the end of a chain; None where the pairs are no
+    # lines.
     numbers = lined_up(
         [block.scopes for block in pairs], graph.num_variables, fewest=tuning.FEWEST_SITES
     )
     if numbers is None:
         return None
+    # `place` is the inverse: where each variable stands in this table.
     place = torch.empty(graph.num_variables, dtype=torch.long, device="cpu")
     sites = (numbers.reshape(-1) >= 0).nonzero().flatten()
     place[numbers.reshape(-1)[sites]] = sites
@@ -89,6 +93,7 @@ def recognised(graph: FactorGraph) -> Recognised | None:
     chains, total = numbers.shape
     unary = unary_sum(graph, place, numbers.numel())
     unary = unary.reshape([*graph.batch_shape, chains, total, -1])
+    # A single chain has no batch dim, and several that differ in length have lengths.
     if chains == 1:
         unary, numbers = unary.squeeze(-3), numbers.squeeze(0)
         if isinstance(transition, Tensor) and transition.ndim > 2:
@@ -120,9 +125,12 @@ def _transition(
     edges, states = chains * (total - 1), int(graph.domain.sizes[0])
     joined = graph.num_variables - chains
     placed = [_Placed.of(block, place, total, edges, joined) for block in pairs]
+    # One block may be kept as it is, in place of a table: an operator, or of low rank.
     low = placed[0].without_table(graph.dtype) if len(placed) == 1 else None
     if low is not None:
         return low
+    # Writing tables out may take much more memory than the factors do. Then there is no chain, and
+    # the graph is solved as it is.
     held = [math.prod(block.potential.shape) for block in pairs]
     if any(block.select().decompose() is not None for block in pairs):
         return None
@@ -140,6 +148,7 @@ def _transition(
         if copied > max(tuning.BLOCK, 4 * sum(held)):
             return None
     like = torch.zeros((), dtype=graph.dtype, device=graph.device)
+    # Tables of one pair add up; those that are alike at all steps stay one table.
     tables = [part.tables(edges, like) for part in placed]
     result = tables[0]
     for table in tables[1:]:

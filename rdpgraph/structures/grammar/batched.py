@@ -21,6 +21,7 @@ def score(tree: HypertreeFields, states: Tensor) -> Tensor:
     unary, lengths, preterminals = tree.flat_unary, tree.flat_lengths, tree.preterminals
     if not total:
         return unary.sum((1, 2, 3)).expand(count, batch)
+    # A tree of n words has its words on the diagonal and n - 1 spans above it.
     place = torch.arange(total, device=states.device)
     last = (lengths - 1).clamp(min=0)
     among = states >= 0
@@ -29,21 +30,25 @@ def score(tree: HypertreeFields, states: Tensor) -> Tensor:
     within = place < lengths.unsqueeze(1)
     fits = (words == within).all(2) & (wide.flatten(2).sum(2) == (lengths - 1).clamp(min=0))
     fits &= ~(among & (place.unsqueeze(1) > place)).flatten(2).any(2)
+    # Each span has two parts that are nodes, and a parent that is no tag.
     real, i, j, parent, left, right = branches(states)
     known = unary.shape[3] - preterminals
     fits &= ((left >= 0) & (right >= 0) | ~real).all(2) & ((parent < known) | ~real).all(2)
     triple = (torch.where(parent < known, parent, 0), left, right)
+    # Score: rules and spans,
     rules = tree.rules.flat(tree.batch_shape)
     joint = rules.evaluate(*(part.clamp(min=0).transpose(0, 1).unsqueeze(3) for part in triple))
     joint = joint.reshape(batch, count, real.shape[2]).transpose(0, 1)
     item = torch.arange(batch, device=states.device).unsqueeze(1)
     spans = unary[item, i, j, parent.clamp(0, known - 1)]
     result = torch.where(real, spans + joint, 0.0).sum(2)
+    # and words, which have tags where there are any,
     tags = states.diagonal(dim1=2, dim2=3)
     if preterminals:
         fits &= (tags >= known).eq(within).all(2)
     leaves = unary[item, place, place, tags.clamp(min=0)]
     result = result + torch.where(within, leaves, 0.0).sum(2)
+    # and the root. What is no tree is -inf.
     item = item.squeeze(1)
     top = states[:, item, 0, last]
     fits &= (top >= 0) | (lengths == 0)
@@ -105,6 +110,8 @@ def mean_values(tree: HypertreeFields, landmarks: int, generator: torch.Generato
     """(*batch, T, T, C) log mean rules of a state as a parent and as a part."""
     lengths, (total, children) = tree.flat_lengths, tree.unary.shape[-2:]
     states, rules = children - tree.preterminals, tree.rules.flat(tree.batch_shape)
+    # The mean weight of rules with a state as the parent, or as a part: exactly from ranks or
+    # lists, else over some random states of the others.
     if isinstance(tree.rules, NoRules):
         return tree.unary.new_zeros((*tree.batch_shape, 1, 1, 1))
     if isinstance(rules, LowRankRules):
@@ -121,6 +128,8 @@ def mean_values(tree: HypertreeFields, landmarks: int, generator: torch.Generato
         parent, part = _means(rules, asked, states, children)
     parent = pad(parent, (0, children - states))
     place = torch.arange(total, device=parent.device)
+    # A span of several words is a parent, and all but the whole sentence are parts: their sum in
+    # logs is the product of both means.
     wide = place.unsqueeze(1) < place
     whole = (place.unsqueeze(1) == 0) & (place == lengths.reshape(-1, 1, 1) - 1)
     above = torch.where(wide.unsqueeze(-1), parent[:, None, None], 0.0)

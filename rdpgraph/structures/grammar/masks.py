@@ -191,16 +191,19 @@ class HypertreeMasks(StructureMasks):
         model, lead = self.model, tuple(required.shape[:-2])
         total, _, states = self.sites
         batch, chains = self.items, self.chains(lead)
+        # Chains of an item are items here: all are solved as one batch, chain after chain.
         lengths = self.lengths.repeat(chains)
         must = required.reshape(len(lengths), total, total)
         kept = Spans.of(lengths, must, forbidden.reshape(len(lengths), total, total))
         first, last = kept.ends
         logs = self.potentials[kept.item % max(batch, 1), first, last].double()
+        # Words have tags and longer spans have none, where there are tags.
         word = (first == last).unsqueeze(1)
         if model.preterminals:
             single = torch.arange(states, device=logs.device) >= states - model.preterminals
             logs = torch.where(word == single, logs, -math.inf)
         whole = (lengths - 1).clamp(min=0)
+        # The goal of each item is the span of all its words; -1 for an item without words.
         if total:
             tops = kept.number[torch.arange(len(lengths), device=logs.device), 0, whole]
         else:
@@ -208,6 +211,8 @@ class HypertreeMasks(StructureMasks):
         root = model.flat_root.detach().double()
         root = root.repeat(chains, 1) if len(root) > 1 else root
         empty = lengths == 0
+        # Lists of rules have a kernel of their own. Tables of rules take scores of words and of
+        # spans apart, as only spans have parts.
         if isinstance(model.rules, SparseRules):
             listed = model.rules.flat(self.batch_shape)
             return MaskedSparseHypertree.of(lead, kept, logs, listed, tops, root, empty)

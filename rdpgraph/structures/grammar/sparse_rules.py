@@ -56,6 +56,7 @@ class SparseRules(Rules):
         ) -> None: ...
 
     def __post_init__(self) -> None:
+        # Types and shapes, then each rule: states within range, and none twice.
         settle(self, "log_weights", whole=("triples",))
         require_fields(self)
         checked_log_values("SparseRules", self.log_weights)
@@ -81,6 +82,7 @@ class SparseRules(Rules):
                 f"SparseRules of {parents:,} parents and {children:,} children got the rule "
                 f"{listed}, [parent, left, right]."
             )
+        # Rules were sorted by number, so that equal ones are neighbours.
         again = self._sorted[0].diff() == 0
         if bool(again.any()):
             row = self._sorted[1][1:][again][0]

@@ -101,6 +101,7 @@ class ParityModel(Structure):
         given: Any = self.unary
         if (log_odds is None) == (given is None):
             raise ModelError("ParityModel needs log_odds, or unary log-potentials, not both.")
+        # Log-odds x of an error are the log-probabilities log sigmoid(-x) and log sigmoid(x).
         if log_odds is not None:
             odds = as_values("ParityModel's log_odds", log_odds)
             both = torch.stack([-odds, odds], -1) if odds.ndim else odds
@@ -115,6 +116,7 @@ class ParityModel(Structure):
                 f"unary (*batch, errors, 2); got {shape}."
             )
         if self.syndrome is not None:
+            # Syndromes and potentials broadcast to one batch.
             syndrome = checked_syndrome(self.syndrome, parities.num_checks).to(unary.device)
             object.__setattr__(self, "syndrome", syndrome)
             try:

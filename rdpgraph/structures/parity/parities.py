@@ -331,15 +331,20 @@ def _greedy(touch: list[set[int]], *, last: bool, up: int, limit: float = math.i
     Ends early where more than ``limit`` are open.
     """
     count, live = len(touch), 0
+    # For each check: `new`, how many checks next to it are not open yet, and `age`, when the first
+    # of its neighbours was closed.
     new, age = [len(near) for near in touch], [count] * count
     pool, opened, closed = set[int](), [False] * count, [False] * count
     order: list[int] = []
     left = sorted(range(count), key=lambda check: (new[check], -check if last else check))
+    # One connected part after the other, from the check with the fewest neighbours.
     for start in left:
         if closed[start]:
             continue
         pool.add(start)
         while pool:
+            # Closing a check opens its neighbours: `live` counts the open ones, which are the
+            # sweep's width.
             best = min(pool, key=lambda check: (new[check], age[check], up * check))
             pool.remove(best)
             live += new[best]
@@ -361,6 +366,7 @@ def _greedy(touch: list[set[int]], *, last: bool, up: int, limit: float = math.i
 
 def _matrix(name: str, given: Any) -> tuple[list[list[int]], tuple[int, int]]:
     """The rows of the odd entries in each column, and the shape."""
+    # A file of alist or of NumPy; then a sparse matrix of scipy or torch, or a dense one.
     if isinstance(given, str | PathLike):
         path = str(cast("str | PathLike[str]", given))
         if not path.endswith(".npz"):
@@ -386,6 +392,7 @@ def _matrix(name: str, given: Any) -> tuple[list[list[int]], tuple[int, int]]:
             f"ParityModel needs {name} as a matrix (rows, errors), dense or of scipy or torch; got "
             f"shape {shape}."
         )
+    # Entries count modulo 2: an even one is none.
     values = values.detach().cpu().double()
     if not bool((values == values.round()).all()):
         raise ModelError(

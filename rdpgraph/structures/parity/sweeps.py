@@ -269,6 +269,7 @@ def errors(
     """(count, B, errors) int64: the most probable errors, or draws, of possible items."""
     program = parities.program(observables=False, merged=False)
     batch, total = len(syndrome), unary.shape[1]
+    # Compiled code sweeps forwards and goes back along the same steps.
     if serves(parities, unary):
         require_open(parities, program, 4.0 * len(program.steps) ** 0.5)
         drawn = torch.empty(count, batch, total, dtype=torch.uint8)
@@ -278,6 +279,8 @@ def errors(
         return drawn.long()
     if best:
         return k_best(parities, unary, syndrome, 1)
+    # Draws in torch: log-values before every step of the forward sweep, then backwards, each error
+    # given the parities behind it.
     require_open(parities, program, batch * float(len(program.steps)) / 8)
     unary, syndrome = unary.double().detach(), syndrome.to(unary.device)
     before = by_logs(program, unary, syndrome)[1]
@@ -286,6 +289,8 @@ def errors(
     for step, logs in zip(program.steps.flip(0).tolist(), reversed(before), strict=True):
         if step[0] == OPEN:
             continue
+        # a and b are the log-values of the two states before a step that lead to the present one,
+        # where a step is an error, without it and with it.
         (here, a, _), (there, b, _) = _before(step, logs, at, unary, syndrome)
         chance = torch.where(b > -math.inf, (b - torch.logaddexp(a, b)).exp(), 0.0)
         chosen = uniform((count, batch), unary.device, generator) < chance

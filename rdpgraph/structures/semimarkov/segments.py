@@ -32,11 +32,14 @@ def write_rules(*, ranks: bool, steps: bool, kept: bool) -> tuple[Declared, str]
         kept: whether each segment has states of its own.
     """
     declared: dict[str, Input | Lengths] = {"unary": Input("T D N")}
+    # A transition of ranks goes through the ranks, so that pairs of labels are never listed.
     if ranks:
         declared |= {"left": Input("N R"), "right": Input("N R")}
     else:
         declared["transition"] = Input("T-1 N N" if steps else "N N")
     declared["lengths"] = Lengths("T")
+    # Segments begin in `starts` and end in `ends`. On kept labels each segment has states of its
+    # own, so both are also over durations d; e is the duration of the segment before.
     if kept:
         rules = """
             ends[t, d, n] += unary[t, d, n] if t == d
@@ -78,12 +81,16 @@ def graph_of(segments: Tensor, transition: Tensor, lengths: Tensor) -> FactorGra
     length = lengths.unsqueeze(-1)
     ending = segments.reshape(*batch, steps, states)
 
+    # The last segment is scored on the last site; the first site has age 0; beyond the length all
+    # is state 0.
     last = (place == length - 1).unsqueeze(-1)
     unary = torch.where(last, ending, 0.0)
     unary = unary.masked_fill((place == 0).unsqueeze(1) & (age > 0), -math.inf)
     beyond = (place >= length).unsqueeze(-1)
     unary = torch.where(beyond, torch.where(state > 0, -math.inf, 0.0).to(unary), unary)
 
+    # Either the segment goes on, with the same label and its age one more, or it is scored and
+    # another begins at age 0.
     goes_on = (age.unsqueeze(1) + 1 == age) & (label.unsqueeze(1) == label)
     kept = torch.where(goes_on, 0.0, -math.inf).to(segments)
     cut = ending[..., :-1, :].unsqueeze(-1) + transition[..., label.unsqueeze(1), label]
