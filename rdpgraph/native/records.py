@@ -59,10 +59,15 @@ def numbers(record: Any) -> Iterator[Any]:
     """The numbers of a record in the order of its struct."""
     for name in _names(type(record)):
         value = getattr(record, name)
-        if is_dataclass(value):
+        if _is_record(type(value)):
             yield from numbers(value)
         else:
             yield value
+
+
+@cache
+def _is_record(kind: type) -> bool:
+    return is_dataclass(kind)
 
 
 @cache

@@ -86,7 +86,7 @@ class Affine:
     @property
     def names(self) -> frozenset[str]:
         """The names that it depends on."""
-        return frozenset(name for name, _ in self.terms)
+        return frozenset(dict(self.terms))
 
     @property
     def bare(self) -> str | None:
@@ -118,27 +118,44 @@ class Facts:
     """Inequalities in whole numbers, and what follows from them.
 
     Most claims are wrong, and almost all of these at some small numbers, which are looked up before
-    a proof is tried.
+    a proof is tried. Most of the others are what was given, or sums of two such forms.
     """
 
     def __init__(self, given: Iterable[Affine]) -> None:
         """Take forms that are at least 0."""
         self._parts: list[_ConnectedForms] = []
+        self._least: dict[_Terms, int] = {}  # the strongest form of some terms, by its constant
         for form in dict.fromkeys(given):
+            known = self._least.get(form.terms)
+            self._least[form.terms] = form.constant if known is None else min(known, form.constant)
             # Forms that share no name, not even through others, say nothing of one another.
-            touching = [part for part in self._parts if part.names & form.names]
-            self._parts = [part for part in self._parts if not part.names & form.names]
+            names = form.names
+            touching = [part for part in self._parts if not part.names.isdisjoint(names)]
             forms = [form, *(known for part in touching for known in part.forms)]
+            self._parts = [part for part in self._parts if part not in touching]
             self._parts.append(
-                _ConnectedForms(forms, form.names.union(*(part.names for part in touching)))
+                _ConnectedForms(forms, names.union(*(part.names for part in touching)))
             )
 
     def imply(self, claim: Affine) -> bool:
         """Return whether a form is proved to be at least 0."""
-        touching = [part for part in self._parts if part.names & claim.names]
-        if len(touching) == 1 and claim.names <= touching[0].names and touching[0].refute(claim):
+        if self._is_given(claim):
+            return True
+        if not claim.terms:
             return False
-        return follows(claim, [form for part in touching for form in part.forms])
+        names, terms = claim.names, {*claim.terms}
+        touching = [part for part in self._parts if not part.names.isdisjoint(names)]
+        if len(touching) == 1 and names <= touching[0].names and touching[0].refute(claim):
+            return False
+        # The sum of two forms that are given, of which one has a term of it, or a longer proof.
+        forms = [form for part in touching for form in part.forms]
+        alike = (form for form in forms if not terms.isdisjoint(form.terms))
+        return any(self._is_given(claim - form) for form in alike) or follows(claim, forms)
+
+    def _is_given(self, claim: Affine) -> bool:
+        """Return whether a form is a number that is not negative, or given and perhaps a number."""
+        least = 0 if not claim.terms else self._least.get(claim.terms)
+        return least is not None and claim.constant >= least
 
 
 class _ConnectedForms:
@@ -146,17 +163,21 @@ class _ConnectedForms:
 
     def __init__(self, forms: list[Affine], names: frozenset[str]) -> None:
         self.forms, self.names = forms, names
-        self._order, self._points = sorted(names), None
+        self._places = {name: k for k, name in enumerate(sorted(names))}
+        self._points = None
 
     def _row(self, form: Affine) -> list[int]:
-        return [form.coefficient(name) for name in self._order]
+        row = [0] * len(self._places)
+        for name, times in form.terms:
+            row[self._places[name]] = times
+        return row
 
     def refute(self, claim: Affine) -> bool:
         """Return whether a claim is below 0 for some of the numbers."""
-        if len(self._order) > _MOST_NAMES:
+        if len(self._places) > _MOST_NAMES:
             return False
         if self._points is None:
-            grid = _grid(len(self._order))
+            grid = _grid(len(self._places))
             rows = np.array([self._row(form) for form in self.forms], dtype=np.float32)
             start = np.array([[form.constant] for form in self.forms], dtype=np.float32)
             self._points = grid[:, (rows @ grid + start >= 0).all(0)]

@@ -71,6 +71,7 @@ class _Draft:
 
     rule: Rule
     line: Line
+    limits: tuple[Affine, ...]  # at least 0 where its inputs are there and its conditions hold
     ranges: dict[str, Affine] = field(default_factory=dict[str, Affine])
 
     def variables(self) -> list[str]:
@@ -306,7 +307,8 @@ class _Sketch:
         guards = tuple(form.substitute(moves) for form in line.conditions)
         over = tuple(sorted(at.bare or "" for at in short.values()))
         rows = tuple(row.substitute(moves) for row in line.rows)
-        return _Draft(Rule(line.table, factors, over, guards, tuple(equal), line.text, rows), line)
+        rule = Rule(line.table, factors, over, guards, tuple(equal), line.text, rows)
+        return _Draft(rule, line, tuple(self.limits(rule)))
 
     # ---- ranges and sizes ----
 
@@ -356,7 +358,7 @@ class _Sketch:
     def _fixed_bounds(self, draft: _Draft, name: str) -> Iterator[Affine]:
         """How many values a variable has at most, by inputs, conditions and equations."""
         yield from self._direct_bounds(draft, name)
-        for form in self._limits(draft):
+        for form in draft.limits:
             if form.coefficient(name) != -1:
                 continue
             # The variable is at most a sum of others, which is largest where these are at an end.
@@ -374,13 +376,12 @@ class _Sketch:
 
     def _direct_bounds(self, draft: _Draft, name: str) -> Iterator[Affine]:
         """How many values a variable has at most, by forms that have no other."""
-        for form in self._limits(draft):
+        for form in draft.limits:
             if form.coefficient(name) == -1 and all(map(is_size, form.names - {name})):
                 yield form + name + 1
 
-    def _limits(self, draft: _Draft) -> Iterator[Affine]:
+    def limits(self, rule: Rule) -> Iterator[Affine]:
         """Forms that are at least 0 where a rule's inputs are there and its conditions hold."""
-        rule = draft.rule
         lookups = [
             Read(at.array, at.index)
             for read in rule.factors
@@ -481,7 +482,7 @@ class _Sketch:
 
     def holding(self, draft: _Draft, tables: Mapping[str, CellTable]) -> list[Affine]:
         """Forms that are at least 0 wherever a rule adds something."""
-        forms = [*self._limits(draft)]
+        forms = [*draft.limits]
         for name, size in draft.ranges.items():
             forms += [Affine.of(name), size - 1 - name]
         for read in draft.rule.factors:
@@ -790,8 +791,12 @@ def _ordered(
         for draft, _ in reads[name]
     }
 
-    orders = {
-        name: [*_orders(tables[name], [r for _, r in reads[name]], done, labels)] for name in group
+    ordered = {
+        name: [
+            replace(tables[name], order=order)
+            for order in _orders(tables[name], [r for _, r in reads[name]], done, labels)
+        ]
+        for name in group
     }
     known: dict[tuple[int, ...], int] = {}
 
@@ -814,8 +819,8 @@ def _ordered(
             return None if sequence is None else [chosen[name] for name in sequence]
         # Depth first: give the next table one order after another, as far as all reads fit.
         name = rest[0]
-        for order in orders[name]:
-            trial = {**chosen, name: replace(tables[name], order=order)}
+        for table in ordered[name]:
+            trial = {**chosen, name: table}
             same = {key: {*names} for key, names in later.items()}
             fits = True
             for reader in trial:
@@ -994,7 +999,8 @@ def _simplified(
     table = tables[rule.table]
     names = {name: ranges[name] for name in (*table.axes, *rule.over)}
     line = next(line for line in sketch.lines if line.text == rule.text)
-    draft = _Draft(replace(rule, guards=(), equal=()), line, names)
+    alone = replace(rule, guards=(), equal=())
+    draft = _Draft(alone, line, tuple(sketch.limits(alone)), names)
     given = [*sketch.holding(draft, tables), *table.domain]
     guards: list[Affine] = []
     for form in rule.guards:

@@ -41,6 +41,7 @@ MOST_LOOKS = 4  # indices of one entry that are data: kLooks of the executor
 COORDINATES = {
     "s": STEP, "o": OUTMOST, "q": OUTER, "u": MIDDLE, "w": LOOP2, "p": INNER, "r": LOOP,
 }  # fmt: skip
+_NAMES = {coordinate: name for name, coordinate in COORDINATES.items()}
 
 
 class UnloweredError(Exception):
@@ -566,13 +567,15 @@ class _Lowering:
         if start != "0":
             found["c"].append(start)
         for at, stride in parts:
-            rest = at
-            for name, coordinate in COORDINATES.items():
-                if times := at.coefficient(coordinate):
+            rest = list[tuple[str, int]]()
+            for term in at.terms:
+                name, times = _NAMES.get(term[0]), term[1]
+                if name is None:
+                    rest.append(term)
+                else:
                     found[name].append(f"{times}*{stride}" if times != 1 else stride)
-                    rest = rest - Affine.of(coordinate) * times
-            if rest.terms or rest.constant:
-                found["c"].append(f"({expression(rest)})*{stride}")
+            if rest or at.constant:
+                found["c"].append(f"({expression(Affine(tuple(rest), at.constant))})*{stride}")
         said: dict[str, Any] = {name: "+".join(found[name]) or "0" for name in found}
         return Form(**said)
 
@@ -932,19 +935,20 @@ def _bind_of(
     arguments: Iterable[str], lines: Iterable[str], every: Sequence[str]
 ) -> Callable[..., list[int]]:
     """The function of sizes whose results some expressions are, after lines that they need."""
-    # Most numbers are the same at all sizes, and compiling them takes time.
-    moving = [k for k, number in enumerate(every) if not number.lstrip("-").isdigit()]
-    same = [int(number) if number.lstrip("-").isdigit() else 0 for number in every]
+    # Compiling takes time, so the most numbers, which are the same at all sizes, are left out, and
+    # each of the other expressions stands once.
+    same = {number: int(number) for number in {*every} if number.lstrip("-").isdigit()}
+    moving = [number for number in dict.fromkeys(every) if number not in same]
+    place = {number: k for k, number in enumerate([*same, *moving])}
+    known, places = [*same.values()], [place[number] for number in every]
     # Sizes and numbers are all that is in it.
-    body = "\n ".join([*lines, f"return ({','.join(every[k] for k in moving)},)"])
+    body = "\n ".join([*lines, f"return ({','.join(moving)},)"])
     space: dict[str, Any] = {}
     exec(f"def evaluate({', '.join(arguments)}):\n {body}", space)
 
     def bind(*sizes: int) -> list[int]:
-        result = [*same]
-        for k, number in zip(moving, space["evaluate"](*sizes), strict=True):
-            result[k] = number
-        return result
+        values = [*known, *space["evaluate"](*sizes)]
+        return [values[k] for k in places]
 
     return bind
 
