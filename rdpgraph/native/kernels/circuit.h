@@ -4,6 +4,14 @@
 // component is looked up by its variables and clauses before it is branched on.
 // Sang, Bacchus, Beame, Kautz, Pitassi (2004), Combining component caching and clause learning;
 // Darwiche (2004), New advances in compiling CNF to decomposable negation normal form.
+//
+// With C the clauses left over variables V, and x a variable of V,
+//
+//   sum(V, C)     = product(V, C with x) + product(V, C with not x),
+//   product(V, C) = (literals that follow by units) * prod over components (V_k, C_k) of sum(V_k, C_k),
+//
+// where the terms of a sum differ in x, and the factors of a product share no variable. Nodes are numbered as they are
+// made, so that those below a node come before it; `free_nodes` are x + not x, of variables in no clause that is left.
 
 #include <algorithm>
 #include <chrono>
@@ -96,10 +104,12 @@ struct Compiler {
 
   // The product of the trail's literals from a position on and of the components of variables.
   int64_t product(size_t from, const std::vector<int32_t>& variables) {
+    // Literals that follow are factors by themselves.
     std::vector<int64_t> children;
     for (size_t i = from; i < trail.size(); i++) {
       if (!hidden(trail[i])) children.push_back(node(trail[i]));
     }
+    // Components: variables that share an open clause, found breadth first.
     const int32_t mark = ++stamp;
     std::vector<std::pair<std::vector<int32_t>, std::vector<int32_t>>> parts;
     for (int32_t root : variables) {
@@ -127,6 +137,7 @@ struct Compiler {
         parts.emplace_back(std::move(members), std::move(rows));
       }
     }
+    // Small components first: an unsatisfiable one is found before the large ones are branched on.
     std::sort(parts.begin(), parts.end(), [](const auto& a, const auto& b) {
       return a.first.size() < b.first.size();
     });

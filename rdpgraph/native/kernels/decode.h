@@ -1,5 +1,17 @@
 // Belief propagation on parity checks, a shot in each vector lane; a lane takes the next shot when its
 // syndrome is met.
+//
+// With log-odds log P(0) / P(1), a bit v sends to its check c all that it knows but what c sent, and c answers by
+// the parity of its other bits, the sign of which is that of its syndrome s_c:
+//
+//   in_vc  = prior_v + sum_(d != c) out_dv,
+//   out_cv = (-1)^s_c 2 atanh prod_(u != v) tanh(in_uc / 2)                      (sums), or
+//   out_cv = (-1)^s_c scale prod_(u != v) sign(in_uc) min_(u != v) |in_uc|       (maxima).
+//
+// A product of tanh is taken as odds exp(-|in|) of an odd parity, joined as (a + b) / (1 + a b), which does not cancel.
+// In the code `in`, `out` are the messages along edges, `total` the beliefs prior_v + sum_d out_dv, `even` the log-odds
+// of each check's parity, +inf or -inf where its syndrome is known. `serial` reads new messages as soon as they are
+// there; otherwise all checks answer first, and then all bits.
 
 #pragma once
 
@@ -68,6 +80,7 @@ struct Flood {
   bool product;
 
   void run(int64_t first, int64_t last) const {
+    // Beliefs are the priors and all messages; every check then answers what is left without its own.
     const int64_t size = starts[checks];
     std::vector<Shots> total(count), old(size), in, out, spare;
     auto within = [](Shots x, double limit) {
@@ -89,6 +102,7 @@ struct Flood {
         answer(in.data(), out.data(), product ? spare.data() : nullptr, n,
                load(even + c * batch + l, live), 1.0);
         for (int64_t e = 0; e < n; ++e) {
+          // Limits keep messages finite; the largest change is relative for large messages.
           const Shots x = within(out[e], most), y = within(x, seen), z = size_of(y);
           const Shots change = size_of(y - within(old[a + e], seen));
           largest = -smaller(-largest, -change / chosen((Mask)(z < 1.0), Shots{} + 1.0, z));
@@ -176,6 +190,8 @@ struct Decode {
   }
 
   void run(int64_t first, int64_t last) const {
+    // Room by edges: `in`, what bits send, `out`, what checks sent before (for damping), and `exps`, the
+    // odds of messages.
     const int64_t size = starts[checks];
     int64_t widest = 0;
     for (int64_t c = 0; c < checks; ++c) widest = std::max(widest, starts[c + 1] - starts[c]);
@@ -188,6 +204,7 @@ struct Decode {
     std::array<int64_t, kShots> item, done{};
     item.fill(-1);
     int64_t next = first, busy = 0;
+    // Lane l takes the next shot: its syndrome, its priors, and no messages yet.
     auto load = [&](int64_t l) {
       item[l] = next < last ? next++ : -1;
       if (item[l] < 0) return;
@@ -212,6 +229,8 @@ struct Decode {
     };
     for (int64_t l = 0; l < kShots; ++l) load(l);
     while (busy) {
+      // One iteration. Serial: bit after bit, from the newest messages. Sums: all answers of a check at
+      // once. Maxima: the two smallest sizes of a check and its sign say what it sends to any bit.
       if (serial) {
         each([&](int64_t k) {
           const Shots x = alone(k, even[owners[k]], in.data(), exps.data());
@@ -237,6 +256,7 @@ struct Decode {
           return damped(turned(scale * x, s.signs ^ negative(in[k])), out.data(), k);
         });
       }
+      // Lanes end whose decisions meet their syndromes, or whose iterations are used up.
       Bytes wrong{};
       for (int64_t c = 0; c < checks; ++c) {
         unmet[c] = odd[c];

@@ -1,4 +1,10 @@
 // Sums over errors that explain syndromes, by sweeps over kept states, one shot after another.
+//
+// The steps are those of parity.h, m'(x) = q_e m(x) + p_e m(x xor M) at an error, on a set of states x instead of
+// all. A state's rank is m(x) F(x), its mass times the estimate of what is ahead (ahead.h); of more than `most`
+// states those of the largest ranks stay. Where others are sampled, with chance r(x) = rank / least, a sampled state
+// gets the mass m(x) / r(x), so that the expected mass of every state is its mass, and Z is unbiased. Where they are
+// dropped, sum over them of m(x) bound(x) is the most that was lost.
 
 #pragma once
 

@@ -1,4 +1,8 @@
 // Vector exponentials and logarithms, to about an ulp; logarithms by the polynomials of fdlibm.
+//
+// exp(x) = 2^n e^r with n = round(x / log 2), r = x - n log 2 in two parts (`high`, `low`), and e^r by its series,
+// |r| <= log(2) / 2. log(x) = k log 2 + log(1 + f), with x = 2^k (1 + f) and 1 + f between sqrt(1/2) and sqrt(2), by
+// the odd series in f / (2 + f).
 
 #pragma once
 

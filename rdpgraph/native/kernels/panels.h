@@ -1,5 +1,8 @@
-// Matrices in panels of two vectors' width, read in order; a block of up to eight rows by one panel
-// is multiplied in registers.
+// Matrices in panels of two vectors' width, read in order; a block of up to eight rows by one panel is multiplied in
+// registers.
+//
+// Y = X W: X (rows, depth), W (depth, n) with y_rj = sum_k x_rk w_kj, and with maxima y_rj = max_k (x_rk + w_kj). A
+// panel has the columns of W that fit two vectors, row after row, and zeros (or -inf) beyond the last column.
 
 #pragma once
 

@@ -1,5 +1,17 @@
-// Sums over errors that explain syndromes, by exact sweeps over the parities of open checks, with a shot
-// in each vector lane.
+// Sums over errors that explain syndromes, by exact sweeps over the parities of open checks, with a shot in each
+// vector lane.
+//
+// m(x) is the mass of all errors so far whose residual parities at the open checks are x, bit by bit in an index.
+// With weights q_e (absent) and p_e (present) of an error, a step of the program makes of it:
+//
+//   check opens:           m'(x, 0) = m(x),  m'(x, 1) = 0
+//   error e at checks M:   m'(x) = q_e m(x) + p_e m(x xor M)
+//   check c closes:        m'(x) = [s_c != 1] m(x, 0) + [s_c != 0] m(x, 1)
+//
+// with max in place of + for the most probable errors. Z is the mass that is left when all checks are closed. Back
+// from there the derivatives of log Z in the masses (`bar`) go through the transposes of the same steps, and draws or
+// the best error choose one of the two terms at each. `now` has the masses, `even` and `odd` the weights, `zero` and
+// `one` whether the syndrome allows either parity of a check.
 
 #pragma once
 
@@ -33,6 +45,7 @@ struct Sweep {
   Sweep(const Parity& parity, int64_t item)
       : p(parity), first(item), live(std::min(kShots, parity.batch - item)), even(p.columns),
         odd(p.columns), zero(p.checks), one(p.checks) {
+    // Lanes beyond the last shot repeat it, and are not written.
     for (int64_t l = 0; l < kShots; ++l) {
       const int64_t at = first + std::min(l, live - 1);
       const double* w = p.weights + at * p.stride;
@@ -56,11 +69,14 @@ struct Sweep {
   // One step; returns the factor that it multiplied the masses by.
   Shots step(const int64_t* s) {
     Shots factor = Shots{} + 1.0;
+    // A check opens: twice as many parities, half of which no error has reached.
     if (s[0] == 0) {
       now.resize(2 * size);
       std::fill(now.begin() + size, now.end(), Shots{});
       size *= 2;
     } else if (s[0] == 1) {
+      // An error: x and x xor mask exchange mass; `top` makes each pair come up once. One at no open check
+      // multiplies all masses.
       const uint64_t mask = s[1];
       const Shots q = even[s[2]], p1 = odd[s[2]];
       if (!mask) {
@@ -77,6 +93,8 @@ struct Sweep {
           y = p.best ? larger(q * b, p1 * a) : q * b + p1 * a;
         }
     } else {
+      // A check closes: the parity that disagrees with the syndrome is dropped, and faint masses are scaled
+      // up.
       const int64_t low = int64_t(1) << s[1];
       const Shots z = zero[s[2]], o = one[s[2]];
       Shots total{};
@@ -140,6 +158,7 @@ struct Sweep {
     std::vector<Shots> bar, wide;
     backwards(
         [&] {
+          // d log m / dm at the end.
           bar.assign(final, Shots{});
           for (int64_t l = 0; l < live; ++l)
             for (int64_t i = 0; i < final; ++i)
@@ -147,6 +166,8 @@ struct Sweep {
         },
         [&](int64_t, const int64_t* s, const std::vector<Shots>& v, Shots factor) {
           const int64_t n = v.size();
+          // The transpose of each step, last first: what opened is cut off, an error has its own transpose,
+          // and a closed check gives back both parities. g0 and g1 are the derivatives in q_e and p_e.
           if (s[0] == 0) {
             bar.resize(n);
           } else if (s[0] == 1) {

@@ -6,6 +6,14 @@
 // Dechter (1999), Bucket elimination: a unifying framework for reasoning. A bucket's table, over the
 // variable it eliminates and its separator, becomes that of the variable given the separator by a
 // division, so that the way back needs the parent's probabilities alone.
+//
+// With T_v the table of bucket v over v and its separator S, of log-values that are shifted to a peak of zero:
+//
+//   T_v(x_v, x_S) = prod of the factors and of the messages that arrive there,    m_v(x_S) = sum_(x_v) T_v(x_v, x_S),
+//   p(x_v | x_S)  = T_v(x_v, x_S) / m_v(x_S)                                      (upwards),
+//   p(x_v, x_S)   = p(x_v | x_S) p(x_S),    p(x_S) from the parent's p            (downwards).
+//
+// log Z is the sum of the logs of the roots' m_v and of all shifts; counts of tables are p summed over the rows.
 
 #pragma once
 
@@ -131,6 +139,8 @@ struct Eliminator {
   // Buckets of the variables that a row lacks, those of least weight first; false: too many cells.
   bool lay_out() {
     if (alike(0)) return cells <= most;
+    // The graph of the variables that this row lacks, with the weight of eliminating each: the cells of its
+    // table.
     before.assign(seen.begin(), seen.begin() + m.variables);
     buckets.clear(), dims.clear(), constant.clear();
     cells = shift = 0.0;
@@ -144,6 +154,7 @@ struct Eliminator {
         if (seen[u] < 0) near[v].push_back(u);
       queue.emplace(weight[v] = weigh(v), v);
     }
+    // Greedy elimination, the fewest cells first; weights in the queue that have changed since are skipped.
     int64_t sums_used = 0;
     while (!queue.empty()) {
       const auto [least, v] = queue.top();
@@ -158,6 +169,7 @@ struct Eliminator {
       sums_used += entries / m.sizes[v];
       dims.push_back(v);
       dims.insert(dims.end(), near[v].begin(), near[v].end());
+      // The neighbours of an eliminated variable become neighbours of one another.
       for (int u : near[v]) {
         merged.clear();
         std::set_union(near[u].begin(), near[u].end(), near[v].begin(), near[v].end(),
@@ -172,6 +184,7 @@ struct Eliminator {
     tables.resize(std::max(tables.size(), rows * size_t(cells)));
     messages.resize(std::max(messages.size(), rows * sums_used));
     sums.resize(std::max(sums.size(), rows * sums_used));
+    // The parent of a bucket is the variable of its separator that is eliminated next: dims in this order.
     for (size_t k = buckets.size(); k-- > 0;) {
       Bucket& bucket = buckets[k];
       const auto begin = dims.begin() + bucket.dims;
@@ -181,6 +194,8 @@ struct Eliminator {
       bucket.sibling = buckets[bucket.parent].child;
       buckets[bucket.parent].child = int(k);
     }
+    // A factor belongs to the bucket of its variable that is eliminated first; one without such is a
+    // constant of the row.
     for (int64_t f = m.factors; f-- > 0;) {
       int home = -1;
       for (int64_t i = m.starts[f]; i < m.starts[f + 1]; ++i) {

@@ -1,5 +1,13 @@
-// Moves of a search: elimination orders whose tables stay small because a few variables are fixed,
-// and bucket elimination (Dechter 1999) along them, with variables that are summed and maximised.
+// Moves of a search: elimination orders whose tables stay small because a few variables are fixed, and bucket
+// elimination (Dechter 1999) along them, with variables that are summed and maximised.
+//
+// Eliminating a variable v with neighbours N makes the message of the factors and messages over it, with log-values
+// t_f,
+//
+//   m_v(x_N) = log sum_(x_v) exp(sum_f t_f(x_v, x_N))   (summed), or   max_(x_v) sum_f t_f(x_v, x_N)   (maximised),
+//
+// and the best x_v is read off on the way back, last eliminated first. Summed variables come first: sums and maxima
+// do not commute. An order is greedy; where a table would have more than `most` cells, a variable is fixed instead.
 
 #pragma once
 

@@ -1,5 +1,14 @@
-// The matrix-tree theorem by eliminating words, last first, without a subtraction in sums (Grassmann,
-// Taksar and Heyman): the sum over non-projective trees, and its gradient.
+// The matrix-tree theorem by eliminating words, last first, without a subtraction in sums (Grassmann, Taksar and
+// Heyman): the sum over non-projective trees, and its gradient.
+//
+// w_ic = exp(score of the arc from head c to word i), head 0 the root. Eliminating the last word k takes every way
+// through it into account, since k itself has one of the heads that are left:
+//
+//   pivot_k = sum_c w_kc,    share_kc = w_kc / pivot_k,    w_ic += w_ik share_kc for all words i < k and heads c < k,
+//
+// where an arc i to i closes a cycle, and is not counted (w_ii = 0). Z = prod_k pivot_k. With one root only, w_k0
+// counts in the pivot of the one word that has no other head left. Gradients go the same way back, with the rows and
+// columns of each word as they were at its turn.
 
 #pragma once
 

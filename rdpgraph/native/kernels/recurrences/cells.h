@@ -1,4 +1,8 @@
 // One cell of a table: its terms, of which its sum or maximum is made, and what each of them reads.
+//
+// A cell v of a table is log sum_k exp(t_k), or max_k t_k, with terms t_k = sum of the cells and entries that k
+// reads. For a sum, k is an alternative and the values of its loops (`ways`); for a link or a pair, a label of the
+// row and a split. The terms are in `line`, relative to one level.
 
 #pragma once
 

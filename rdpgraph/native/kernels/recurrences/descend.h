@@ -1,4 +1,8 @@
 // From the goal to the inputs, one derivation: the best, or a draw.
+//
+// At a cell with terms t_k, its derivation goes on with k = argmax t_k, or with k in proportion to exp(t_k): the
+// product of these chances along a derivation is exp(score - log Z), so draws are exact. Every cell that term k reads
+// is visited likewise, and every entry of an input that it reads is used once.
 
 #pragma once
 

@@ -89,6 +89,7 @@ void Run<Real>::link_maxima(const Stage& g, At s) {
     const Target& target = targets[p - span.low];
     const Real* loss = out(*target.g, losses[0], 0, s, p);
     if (!has_terms(a, 0, s, p) || !(largest(loss, n) > kNever<Real>)) continue;
+    // Entries that are added to the whole row of labels lose what each label does.
     for (const Part& f : target.others)
       if (losses[f.f->slot]) raise(losses[f.f->slot], line_of(f, 0), loss, n);
     if (g.kind == kKindPair && g.fixed) {
@@ -97,6 +98,7 @@ void Run<Real>::link_maxima(const Stage& g, At s) {
       continue;
     }
     const int64_t start = value(g.table, s, p, 0), each = depth_of(g);
+    // A link: each term is a label of the row and an entry of the matrix.
     int64_t hop;
     double known;
     const Real* matrix = direct(g, 0, s, p, &hop, &known);
@@ -107,6 +109,7 @@ void Run<Real>::link_maxima(const Stage& g, At s) {
       if (!is_gathered(g)) return raise(own + start + k * g.row, of_row, 1, n);
       for (int64_t j = 0; j < n; ++j) raise(own + rows_at[k] + columns_at[k / each * n + j], of_row + j, 1, 1);
     }, turned.data());
+    // The best loss for each label of the row; of a pair, for the labels of either part.
     for (size_t k = 0; k < splits.size(); ++k) {
       const Real* best = turned.data() + k * each;
       const Split& at = splits[k];

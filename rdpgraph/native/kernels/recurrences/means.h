@@ -65,6 +65,7 @@ void Run<Real>::link_along(const Stage& g, At s) {
   const int64_t many = span.high - span.low + 1, items = g.fixed && !g.table_item ? batch : 1;
   if (many <= 0) return;
   find_targets(g, s, span);
+  // Impossible cells have a mean of 0.
   means.assign(n, Real(0));
   for (int64_t item = 0; item < batch; ++item)
     for (int64_t p = span.low; p <= span.high; ++p) {
@@ -82,6 +83,7 @@ void Run<Real>::link_along(const Stage& g, At s) {
       const int64_t some = rows.size();
       turned.resize(some * depth), moved.resize(3 * some * hop);
       for (int64_t r = 0; r < some; ++r) {
+        // `x` has the exponentials of rows, `turned` these times the means of what the row reads.
         Row one = rows[r];
         Real* to = turned.data() + r * depth;
         if (g.kind == kKindLink) {
@@ -89,6 +91,8 @@ void Run<Real>::link_along(const Stage& g, At s) {
           for (int64_t k = 0; k < depth; ++k) to[k] *= x[r * depth + k];
         } else pair_along(g, s, one, to);
       }
+      // mean_j = sum_i (x_i m_i W_ij + x_i W_ij w_ij) / sum_i x_i W_ij, with m of the row and w (`along`) of
+      // the matrix; where the divisor is near underflow, in logs.
       Real *sums_of = moved.data(), *with = sums_of + some * hop, *tables = with + some * hop;
       by_panels<false>(x.data(), some, depth, depth, own.ahead, n, sums_of, hop);
       by_panels<false>(turned.data(), some, depth, depth, own.ahead, n, with, hop);

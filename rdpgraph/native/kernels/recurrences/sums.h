@@ -210,6 +210,8 @@ void Run<Real>::sum_up(const Stage& g, At s) {
   const bool list = count == 1 && is_list(g);
   for (int64_t p = span.low; p <= (wide ? span.high : span.low); ++p) {
     for (int64_t item = 0; list && item < batch; ++item) if (is_needed(g, item, s)) list_up<best>(g, item, s, p);
+    // Cells of listed terms are summed one by one; other sums take all labels or all places of a step at
+    // once.
     if (list) continue;
     collect_entries(g, 0, s, p, count);
     if (fused_link() >= 0) continue;
@@ -221,6 +223,7 @@ void Run<Real>::sum_up(const Stage& g, At s) {
       Real* to = out(g, data[0], item, s, p);
       double* known = out_level(g, item, s, p);
       if (count == 1) { sum_of_cell<best>(item, to, known); continue; }
+      // Terms have levels of their own: all are taken relative to the highest.
       double base = -INFINITY;
       for (Entry& one : entries) base = std::max(base, one.level = level_of(one, item));
       *known = 0;
@@ -237,6 +240,7 @@ void Run<Real>::sum_up(const Stage& g, At s) {
           std::fill(row + one.high + 1, row + count, kNever<Real>);
           product(one, item, Real(one.level - base), row + one.low);
         }
+        // Column by column: the maximum, and unless that is the answer, log sum exp(t - max) + max.
         by_lanes<Real>(count, [&](int64_t v, auto left) {
           const Real* row = terms.data() + v;
           Lane<Real> most = load(row, left);
@@ -251,6 +255,7 @@ void Run<Real>::sum_up(const Stage& g, At s) {
           store(to + v, log_of<Real>(total) + shift, left);
         });
       }
+      // The largest entry moves into the level, so that rows keep their digits in float32.
       const Real top = finite(largest(to, count));
       note(top);
       for (int64_t k = 0; k < count; ++k) to[k] -= top;
