@@ -35,7 +35,7 @@ gained up to 15 bits on the hardest UAI models (linkage). Variables up to which 
 the clock, and seconds of a plan below which it is not improved: so it is alike on every machine."""
 BEFORE_ORDERS = 4.0
 """Time of the passes over a large component between its primal graph and its first elimination
-order, relative to the time that its primal graph took: 4 to 6 on grids of 10^4 to 6 * 10^4."""
+order, relative to the time that its scopes and primal graph took: 3 to 5 on grids of 4 * 10^4."""
 FIRST_SWEEPS, SWEEP_GROWTH, MOST_SWEEPS, LONG_RUN = 50, 1.5, 20_000, 500
 """Sweeps of the first annealing run of a component, their growth from run to run, those of the
 longest run, and those from which annealing starts hotter, every other run."""

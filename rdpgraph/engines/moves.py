@@ -37,7 +37,7 @@ class Moves:
         # The model as flat arrays, in the order of the arguments of search.h: first the graph of
         # neighbours, which orders are found on.
         count = len(tables.sizes)
-        self._starts, self._near = tables.neighbours
+        self._starts, self._near = tables.graph.starts, tables.graph.near
         self._logs = np.log(np.array(tables.sizes, np.float64))
         self._sizes = np.array(tables.sizes, np.int32)
         self._summed = np.zeros(count, np.int8)
@@ -179,8 +179,8 @@ def narrowest(
     """
     names = sorted(summed)
     rank = {v: place for place, v in enumerate(names)}
-    near = tuple({rank[u] for u in graph.adjacency[v] if u in rank} for v in names)
-    part = PrimalGraph(near, tuple(graph.sizes[v] for v in names))
+    near = [{rank[u] for u in graph.adjacency[v] if u in rank} for v in names]
+    part = PrimalGraph.of(near, [graph.sizes[v] for v in names])
     best, least = list(range(len(names))), math.inf
     for turn in range(effort.MOVE_ORDERS):
         rule = min_weight if turn == 0 else min_fill

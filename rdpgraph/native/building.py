@@ -67,11 +67,12 @@ ENTROPIES = Unit("entropies", ("ALL",), "-fopenmp")
 GRAPHS = Unit("graphs", ("ALL",), "-fopenmp")
 MATCHINGS = Unit("matchings", ("ALL",), "-fopenmp")
 MESSAGES = Unit("messages", ("MESSAGES_FLOAT", "MESSAGES_DOUBLE"), "-fopenmp")
+ORDERS = Unit("orders", ("ALL",), "-fopenmp")
 PARITIES = Unit("parities", ("ALL",), "-fopenmp")
 TREES = Unit("trees", ("ALL",), "-fopenmp")
 RECURRENCES = Unit("recurrences", ("RECURRENCES_FLOAT", "RECURRENCES_DOUBLE"), "-fopenmp")
 SELECTIONS = Unit("selections", ("ALL",), "-fopenmp")
-UNITS = (ENTROPIES, GRAPHS, MATCHINGS, MESSAGES, PARITIES, RECURRENCES, SELECTIONS, TREES)
+UNITS = (ENTROPIES, GRAPHS, MATCHINGS, MESSAGES, ORDERS, PARITIES, RECURRENCES, SELECTIONS, TREES)
 
 
 def flags_here() -> tuple[str, ...]:

@@ -22,6 +22,12 @@ _FUNCTIONS = {
         "cut_minimum": (6, 2, 1, 0),
     },
     "matchings": {"matching_sums": (3, 3, 0, 1), "matching_gradient": (4, 3, 0, 1)},
+    "orders": {
+        "order_primal": (5, 2, 0, 0),
+        "order_peel": (9, 2, 0, 0),
+        "order_greedy": (7, 1, 1, 2),
+        "order_least": (5, 1, 1, 0),
+    },
     "parities": {
         "parity_sums": (4, 6, 0, 2),
         "parity_gradient": (5, 6, 0, 2),

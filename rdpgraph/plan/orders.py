@@ -1,26 +1,58 @@
-"""Elimination orders: greedy ones on the primal graph, and the linear-time one of a forest."""
+"""Elimination orders: greedy ones on the primal graph, and the linear-time one of a forest.
 
+Orders without random numbers come from compiled code (`native/kernels/orders.cpp`). The same rules
+stand here for random ones, and for machines without a compiler: both give equal orders.
+"""
+
+import ctypes
+import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence, Set
 from dataclasses import dataclass
-from functools import partial
+from functools import cached_property, partial
 from heapq import heappop, heappush
+from itertools import chain, pairwise
 from math import exp, inf, log
 from random import Random
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 import numpy as np
+import numpy.typing as npt
 
 from rdpgraph._core import tuning
 from rdpgraph.plan import clock
-from rdpgraph.plan.tree import Topology
+from rdpgraph.plan.tree import Integers, Topology
+
+_LOOK = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_int64)
+_UNIT = 2.0**-30
+"""Unit of the logarithms of sizes: sums of integers are exact, so that ties are ties."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class PrimalGraph:
-    """Neighbours of each variable, those it shares a tensor with, and the sizes."""
+    """Neighbours of each variable, those that it shares a tensor with, and the sizes."""
 
-    adjacency: tuple[Set[int], ...]
+    starts: Integers  # (V + 1,) first place of each variable in `near`
+    near: npt.NDArray[np.int32]  # the neighbours of one variable after the other, increasing
     sizes: tuple[int, ...]
+
+    @classmethod
+    def of(cls, adjacency: Sequence[Set[int]], sizes: Sequence[int]) -> "PrimalGraph":
+        """The graph of some sets of neighbours."""
+        counts = np.fromiter(map(len, adjacency), np.int64, len(adjacency))
+        every = chain.from_iterable(map(sorted, adjacency))
+        near = np.fromiter(every, np.int32, int(counts.sum()))
+        return cls(np.concatenate([[0], counts.cumsum()]).astype(np.int64), near, tuple(sizes))
+
+    @cached_property
+    def adjacency(self) -> tuple[Set[int], ...]:
+        """The neighbours of each variable as a set."""
+        listed, ends = self.near.tolist(), self.starts.tolist()
+        return tuple([set(listed[a:b]) for a, b in pairwise(ends)])
+
+    @cached_property
+    def counts(self) -> Integers:
+        """The sizes as an array."""
+        return np.array(self.sizes, np.int64)
 
 
 Rule: TypeAlias = Callable[..., list[int] | None]
@@ -29,13 +61,94 @@ Rule: TypeAlias = Callable[..., list[int] | None]
 
 def primal_graph(scopes: Iterable[Iterable[int]], sizes: Sequence[int]) -> PrimalGraph:
     """Primal graph: variables are adjacent if a scope has both."""
-    adjacency: list[set[int]] = [set() for _ in sizes]
-    for scope in scopes:
-        for v in scope:
-            adjacency[v].update(scope)
-    for v, neighbours in enumerate(adjacency):
-        neighbours.discard(v)
-    return PrimalGraph(tuple(adjacency), tuple(sizes))
+    return graph_of(Topology(tuple(map(tuple, scopes)), tuple(sizes)))
+
+
+def graph_of(topology: Topology) -> PrimalGraph:
+    """The primal graph of a topology."""
+    return graph_of_scopes(topology.flat, topology.lengths, topology.sizes)
+
+
+def graph_of_scopes(flat: Integers, lengths: Integers, sizes: tuple[int, ...]) -> PrimalGraph:
+    """The primal graph of scopes, one after the other in an array, of these lengths."""
+    count = len(sizes)
+    ends = np.concatenate([[0], lengths.cumsum()]).astype(np.int64)
+    if not is_compiled():
+        adjacency: list[set[int]] = [set() for _ in sizes]
+        listed = flat.tolist()
+        for begin, end in pairwise(ends.tolist()):
+            for v in listed[begin:end]:
+                adjacency[v].update(listed[begin:end])
+        for v, neighbours in enumerate(adjacency):
+            neighbours.discard(v)
+        return PrimalGraph.of(adjacency, sizes)
+    variables = np.ascontiguousarray(flat, np.int32)
+    # The number of neighbours of each variable, and then these.
+    starts = np.zeros(count + 1, np.int64)
+    _call("order_primal", variables, ends, None, starts[1:], None, count, len(lengths))
+    starts = starts.cumsum()
+    near = np.empty(int(starts[-1]), np.int32)
+    _call("order_primal", variables, ends, starts, None, near, count, len(lengths))
+    return PrimalGraph(starts, near, sizes)
+
+
+def is_compiled() -> bool:
+    """Return whether compiled code finds orders here."""
+    if "torch" not in sys.modules:
+        return False  # planning alone loads no tensors, which compiled libraries come with
+    import torch
+
+    from rdpgraph.native.library import available
+
+    return available(torch.float64, "orders")
+
+
+def _call(name: str, *arguments: "npt.NDArray[Any] | ctypes.c_void_p | float | None") -> None:
+    """Call a function of orders.cpp."""
+    from rdpgraph.native.library import function
+
+    given = [a.ctypes.data if isinstance(a, np.ndarray) else a for a in arguments]
+    function(name)(*given)
+
+
+def _call_until(
+    deadline: float, name: str, arrays: Sequence[npt.NDArray[Any]], *numbers: float
+) -> None:
+    """Call a function of orders.cpp that looks at the clock, up to a deadline on `clock.now`."""
+    raised: list[BaseException] = []
+
+    def look(times: int) -> int:
+        try:  # a clock that counts advances by as many looks
+            clock.count((times - 1) * tuning.SECONDS_PER_LOOK * tuning.OPERATIONS_PER_SECOND)
+            return int(clock.now() > deadline)
+        except BaseException as error:  # Ctrl-C, which must pass through compiled code
+            raised.append(error)
+            return 1
+
+    called = _LOOK(look)
+    _call(name, *arrays, ctypes.cast(called, ctypes.c_void_p), *numbers)
+    if raised:
+        raise raised[0]
+
+
+def least_entries(graph: PrimalGraph, *, enough: float = inf, deadline: float = inf) -> float:
+    """Natural logarithm of entries that the largest table of every elimination order has at least.
+
+    Variables are joined to one of their neighbours in turn, those with the smallest cliques first:
+    the largest of these smallest cliques is the bound. It is 0 where there is no compiled code.
+
+    Args:
+        graph: unchanged.
+        enough: the search for a better bound ends here.
+        deadline: the same, on `clock.now`.
+
+    Source: Bodlaender and Koster (2011), Treewidth computations II: lower bounds.
+    """
+    least = np.zeros(1)
+    if graph.sizes and is_compiled():
+        arrays = graph.starts, graph.near, graph.counts, least
+        _call_until(deadline, "order_least", arrays, len(graph.sizes), min(enough, 1e300))
+    return float(least[0])
 
 
 def elimination_order(
@@ -46,8 +159,7 @@ def elimination_order(
     Cost: 1,000 variables take 5 to 100 ms; 25,000 sparse ones one or two seconds. None past a
     deadline.
     """
-    graph = primal_graph(topology.scopes, topology.sizes)
-    prefix, core, names = peel(graph, deadline=deadline)
+    prefix, core, names = peel(graph_of(topology), deadline=deadline)
     order = (rule or min_fill)(core, deadline=deadline)
     return None if order is None else prefix + [names[i] for i in order]
 
@@ -66,6 +178,8 @@ def peel(
     Source: van den Eijkhof, Bodlaender and Koster (2007), Safe reduction rules for weighted
     treewidth.
     """
+    if is_compiled():
+        return _peeled(graph, last, deadline)
     sizes = graph.sizes
     adjacency = [set(neighbours) for neighbours in graph.adjacency]
     prefix: list[int] = []
@@ -105,8 +219,45 @@ def peel(
         frontier = sorted(v for v in touched if not gone[v] and v not in last)
     names = [v for v in range(len(sizes)) if not gone[v]]
     rank = {name: i for i, name in enumerate(names)}
-    core = tuple({rank[u] for u in adjacency[name]} for name in names)
-    return prefix, PrimalGraph(core, tuple(sizes[name] for name in names)), names
+    core = [{rank[u] for u in adjacency[name]} for name in names]
+    return prefix, PrimalGraph.of(core, [sizes[name] for name in names]), names
+
+
+def _peeled(
+    graph: PrimalGraph, last: Set[int], deadline: float
+) -> tuple[list[int], PrimalGraph, list[int]]:
+    """`peel` by compiled code."""
+    count, sizes = len(graph.sizes), graph.counts
+    prefix, used = np.empty(count, np.int32), np.zeros(1, np.int64)
+    # Variables in series are replaced by an edge, so that no more of these are left.
+    starts, near = np.zeros(count + 1, np.int64), np.empty(len(graph.near), np.int32)
+    arrays = graph.starts, graph.near, sizes, _chosen(last, count), prefix, used, starts, near
+    _call_until(deadline, "order_peel", arrays, count, tuning.LARGE_IN_SERIES)
+    first = prefix[: int(used[0])]
+    left = np.ones(count, bool)
+    left[first] = False
+    names = left.nonzero()[0]
+    starts = starts[: len(names) + 1].copy()
+    kept = tuple(sizes[names].tolist())
+    return first.tolist(), PrimalGraph(starts, near[: int(starts[-1])].copy(), kept), names.tolist()
+
+
+def _chosen(members: Set[int], count: int) -> npt.NDArray[np.int8]:
+    """Which of so many variables are members, as ones and zeros."""
+    chosen = np.zeros(count, np.int8)
+    chosen[list(members)] = 1
+    return chosen
+
+
+def _greedy(
+    graph: PrimalGraph, last: Set[int], limit: float, deadline: float, *, fill: bool, weighted: bool
+) -> list[int] | None:
+    """An order by a greedy rule without random numbers, by compiled code."""
+    count = len(graph.sizes)
+    order, found = np.empty(count, np.int32), np.zeros(1, np.int64)
+    arrays = graph.starts, graph.near, graph.counts, _chosen(last, count), order, found
+    _call_until(deadline, "order_greedy", arrays, count, min(limit, 1e308), fill, weighted)
+    return order.tolist() if found[0] else None
 
 
 def min_weight(
@@ -128,8 +279,10 @@ def min_weight(
         limit: give up (None) once the summed clique weights exceed this.
         deadline: give up (None) when `clock.now` passes this.
     """
+    if rng is None and is_compiled():
+        return _greedy(graph, last, limit, deadline, fill=False, weighted=False)
     adjacency = [set(neighbours) for neighbours in graph.adjacency]
-    logs = [log(size) for size in graph.sizes]
+    logs = _logs(graph)
     weights = [logs[v] + sum([logs[u] for u in near]) for v, near in enumerate(adjacency)]
     queue = Queue(adjacency, rng, noise)
     order: list[int] = []
@@ -141,7 +294,7 @@ def min_weight(
         while (v := queue.pop()) is not None:
             order.append(v)
             waiting.discard(v)
-            spent += exp(weights[v]) if weights[v] < 700 else inf
+            spent += _entries(weights[v])
             if spent > limit:
                 return None
             for u in joined(v, adjacency, weights, logs):
@@ -150,6 +303,16 @@ def min_weight(
                 if u in waiting:
                     queue.push(u, weights[u])
     return order
+
+
+def _logs(graph: PrimalGraph) -> list[float]:
+    """Logarithms of the sizes in units, as whole numbers."""
+    return [float(round(log(size) / _UNIT)) for size in graph.sizes]
+
+
+def _entries(logs: float) -> float:
+    """The entries of a table, given their logarithm in units."""
+    return exp(logs * _UNIT) if logs * _UNIT < 700 else inf
 
 
 def joined(
@@ -227,6 +390,8 @@ def _fill_order(
     pairs left without an edge are those between N and O and those inside O; for y outside N, the
     new edges between its neighbours in N are subtracted.
     """
+    if rng is None and is_compiled():
+        return _greedy(graph, last, limit, deadline, fill=True, weighted=weighted)
     weights = graph.sizes if weighted else (1,) * len(graph.sizes)
     plain = all(w == 1 for w in weights)
     get = weights.__getitem__
@@ -236,7 +401,7 @@ def _fill_order(
 
     # At first the fill of v is half the weight of pairs of neighbours that are no neighbours.
     adjacency = [set(neighbours) for neighbours in graph.adjacency]
-    logs = [log(size) for size in graph.sizes]
+    logs = _logs(graph)
     fill = [0.0] * len(adjacency)
     for v, near in enumerate(adjacency):
         if clock.now() > deadline:
@@ -255,8 +420,7 @@ def _fill_order(
             near = adjacency[v]
             order.append(v)
             waiting.discard(v)
-            exponent = logs[v] + sum([logs[u] for u in near])
-            spent += exp(exponent) if exponent < 700 else inf
+            spent += _entries(logs[v] + sum([logs[u] for u in near]))
             if spent > limit or clock.now() > deadline:
                 return None
             for u in near:

@@ -15,7 +15,7 @@ from rdpgraph._core import effort, tuning
 from rdpgraph._core.units import duration, quantity
 from rdpgraph.errors import BudgetError, ModelError
 from rdpgraph.plan import clock
-from rdpgraph.plan.orders import forest_order, min_weight, peel, primal_graph
+from rdpgraph.plan.orders import forest_order, graph_of, min_weight, peel
 from rdpgraph.plan.plan import PASSES, Budget, Plan, Recent, cost
 from rdpgraph.plan.tree import ContractionTree, Topology, tree_from_order, tree_from_path
 from rdpgraph.plan.tree_search import HopelessError, search
@@ -212,7 +212,7 @@ def is_easy(topology: Topology, *, deadline: float = inf) -> bool:
     if (known := _easy.get(key)) is not None:
         meter.repeat(known[1])
         return known[0]
-    core = peel(primal_graph(topology.scopes, topology.sizes), deadline=deadline)[1]
+    core = peel(graph_of(topology), deadline=deadline)[1]
     easy = min_weight(core, limit=tuning.EASY_ENTRIES, deadline=deadline) is not None
     return easy if clock.now() > deadline else _easy.put(key, (easy, meter.seconds))[0]
 

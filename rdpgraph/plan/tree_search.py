@@ -17,10 +17,10 @@ from rdpgraph.plan.anneal import HOT, anneal
 from rdpgraph.plan.orders import (
     Rule,
     forest_order,
+    graph_of,
     min_fill,
     min_weight,
     peel,
-    primal_graph,
     weighted_min_fill,
 )
 from rdpgraph.plan.plan import Cost, cost, predicted_seconds
@@ -96,6 +96,7 @@ def _parts(
     for tensors in topology.components():
         if len(tensors) > effort.GREEDY_VARIABLES and clock.now() > deadline:
             raise BudgetError(_out_of_reach(topology.num_variables, len(tensors)))
+        began = clock.now()
         scopes = [topology.scopes[t] for t in tensors]
         names = tuple(sorted(set(chain.from_iterable(scopes))))
         rank = {name: i for i, name in enumerate(names)}
@@ -105,7 +106,7 @@ def _parts(
         signature = ranked, sizes, late
         part = parts.get(signature)
         if part is None:
-            part = _Component(Topology(ranked, sizes), late, deadline)
+            part = _Component(Topology(ranked, sizes), late, deadline, began)
             parts[signature] = part
         part.places.append((tensors, names))
     for part in parts.values():
@@ -117,15 +118,14 @@ def _parts(
 class _Component:
     """A component and its copies: the peeled prefix, the core, and the best core tree so far."""
 
-    def __init__(self, topology: Topology, last: Set[int], deadline: float) -> None:
+    def __init__(self, topology: Topology, last: Set[int], deadline: float, began: float) -> None:
         self.topology = topology
         self.places: list[tuple[tuple[int, ...], tuple[int, ...]]] = []
         self.copies = 1
         self.memory = inf
         if topology.num_variables <= effort.GREEDY_VARIABLES:
             deadline = inf
-        began = clock.now()
-        graph = primal_graph(topology.scopes, topology.sizes)
+        graph = graph_of(topology)
         # What comes before the first order is linear too, and has no end of its own: it is not
         # begun where it would not be over by the deadline.
         now = clock.now()
@@ -137,7 +137,7 @@ class _Component:
             self.bench.eliminate(variable)
         self.core, self.live, self.names = self.bench.residual()
         self.last = frozenset(i for i, name in enumerate(self.names) if name in last)
-        self.graph = primal_graph(self.core.scopes, self.core.sizes)
+        self.graph = graph_of(self.core)
         self.levels = 1 + max(self.bench.levels, default=0)
         self.best: ContractionTree | None = None
         self.cost: Cost | None = None

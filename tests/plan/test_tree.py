@@ -1,20 +1,28 @@
 """Topologies, elimination orders and contraction trees: any of them gives the sum."""
 
+import math
 import subprocess
 import sys
+from itertools import permutations
 from random import Random
 
 import numpy as np
 import pytest
+import torch  # noqa: F401  # planning takes compiled code where this is loaded
 from hypothesis import given
 from hypothesis import strategies as st
 
+from rdpgraph._core import tuning
+from rdpgraph.plan import clock, orders
 from rdpgraph.plan.anneal import anneal
 from rdpgraph.plan.orders import (
     elimination_order,
     forest_order,
+    graph_of,
+    least_entries,
     min_fill,
     min_weight,
+    peel,
     primal_graph,
     weighted_min_fill,
 )
@@ -268,3 +276,99 @@ def test_costs_do_not_overflow():
     assert price.width == count
     assert price.flops == 2**count
     assert price.seconds == float("inf")
+
+
+def tangled(seed, most=14):
+    """Random factors of up to four variables, of two to four states, some of which are large."""
+    draw = Random(seed)
+    count = draw.randint(1, most)
+    sizes = tuple(draw.choice([2, 2, 3, 4, 40] if seed % 2 else [2]) for _ in range(count))
+    arities = (min(count, draw.randint(1, 4)) for _ in range(draw.randint(0, 2 * count)))
+    return Topology(tuple(tuple(draw.sample(range(count), arity)) for arity in arities), sizes)
+
+
+def largest(graph, order):
+    """The logarithm of the entries of an order's largest table."""
+    adjacency, most = [set(near) for near in graph.adjacency], 0.0
+    for v in order:
+        clique = {v, *adjacency[v]}
+        most = max(most, sum(math.log(graph.sizes[u]) for u in clique))
+        for u in adjacency[v]:
+            adjacency[u] = (adjacency[u] | adjacency[v]) - {u, v}
+    return most
+
+
+@pytest.fixture
+def both(monkeypatch):
+    """Gives what a function returns with compiled code and without."""
+
+    def asked(function):
+        assert orders.is_compiled()
+        answers = []
+        for there in (True, False):
+            if not there:
+                monkeypatch.setattr(orders, "is_compiled", lambda: False)
+            answers.append(function())
+            monkeypatch.undo()
+        return answers
+
+    return asked
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_compiled_orders_are_those_of_python(seed, both):
+    topology, draw = tangled(seed), Random(seed)
+    count = topology.num_variables
+    last = frozenset(draw.sample(range(count), draw.randint(0, count) if seed % 3 else 0))
+    graph, other = both(lambda: graph_of(topology))
+    assert graph.adjacency == other.adjacency
+    (prefix, core, names), (first, left, kept) = both(lambda: peel(graph, last=last))
+    assert (prefix, names, core.sizes) == (first, kept, left.sizes)
+    assert core.adjacency == left.adjacency
+    for rule in RULES:
+        for limit in (math.inf, 300.0):
+            compiled, plain = both(lambda: rule(graph, last=last, limit=limit))  # noqa: B023
+            assert compiled == plain
+
+
+@pytest.mark.parametrize("rule", RULES)
+def test_a_clock_that_counts_counts_as_much_for_both(rule, both):
+    draw = Random(0)
+    scopes = tuple(tuple(draw.sample(range(60), 3)) for _ in range(120))
+    graph = graph_of(Topology(scopes, (2,) * 60))
+
+    def seconds():
+        counter = clock.Counter()
+        with clock.counted(counter):
+            rule(graph)
+        return counter.seconds
+
+    compiled, plain = both(seconds)
+    assert compiled == pytest.approx(plain, rel=1e-9, abs=1.1 * tuning.SECONDS_PER_LOOK)
+
+
+def test_ctrl_c_passes_through_compiled_code(monkeypatch):
+    def interrupted():
+        raise KeyboardInterrupt
+
+    draw = Random(0)
+    scopes = tuple(tuple(draw.sample(range(60), 3)) for _ in range(120))
+    graph = graph_of(Topology(scopes, (2,) * 60))
+    monkeypatch.setattr(clock, "now", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        min_fill(graph)
+
+
+@pytest.mark.parametrize("seed", range(30))
+def test_no_order_has_smaller_tables_than_the_bound(seed):
+    graph = graph_of(tangled(seed, most=6))
+    narrowest = min(largest(graph, order) for order in permutations(range(len(graph.sizes))))
+    assert 0.0 < least_entries(graph) <= narrowest + 1e-9
+
+
+@pytest.mark.parametrize(("rows", "columns"), [(1, 1), (2, 3), (5, 5), (6, 20)])
+def test_the_bound_of_a_bipartite_graph_is_its_width(rows, columns):
+    pairs = tuple((i, rows + j) for i in range(rows) for j in range(columns))
+    graph = graph_of(Topology(pairs, (3,) * (rows + columns)))
+    width = min(rows, columns) + 1  # of its smaller side, and one of the other
+    assert least_entries(graph) == pytest.approx(width * math.log(3))

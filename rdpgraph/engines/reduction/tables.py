@@ -14,7 +14,7 @@ from rdpgraph._core.cache import cached_property
 from rdpgraph.engines.reduction.network import Network
 from rdpgraph.errors import UnsupportedError
 from rdpgraph.model.restriction import distinct_rows
-from rdpgraph.plan.orders import PrimalGraph, primal_graph
+from rdpgraph.plan.orders import PrimalGraph, graph_of_scopes
 
 SURE = 40.0
 """Nats by which a violated factor outweighs all else together."""
@@ -53,25 +53,10 @@ class Tables:
     @cached_property
     def graph(self) -> PrimalGraph:
         """Primal graph: variables that share a factor."""
-        scopes = (scope for stack in self.stacks for scope in stack.scopes.tolist())
-        return primal_graph(scopes, self.sizes)
-
-    @cached_property
-    def neighbours(self) -> tuple[Integers, npt.NDArray[np.int32]]:
-        """(V + 1,) first place of each variable's neighbours, and these in increasing order.
-
-        The same as `graph`, which takes many times as long for tens of thousands of variables.
-        """
-        count, keys = len(self.sizes), [np.zeros(0, np.int64)]
-        for scopes in (stack.scopes for stack in self.stacks):
-            slots = range(scopes.shape[1])
-            keys += [scopes[:, i] * count + scopes[:, j] for i in slots for j in slots if i != j]
-        every = np.concatenate(keys)
-        every.sort()  # much faster than `np.unique`, which hashes
-        first = np.concatenate([[True], every[1:] != every[:-1]])[: len(every)]
-        one, other = np.divmod(every[first], max(count, 1))
-        starts = np.concatenate([[0], np.cumsum(np.bincount(one, minlength=count))])
-        return starts.astype(np.int64), other.astype(np.int32)
+        scopes = [stack.scopes for stack in self.stacks]
+        lengths = np.repeat([each.shape[1] for each in scopes], [len(each) for each in scopes])
+        flat = np.concatenate([each.ravel() for each in scopes] or [[]])
+        return graph_of_scopes(flat.astype(np.int64), lengths.astype(np.int64), self.sizes)
 
     @cached_property
     def starts(self) -> Integers:
@@ -106,7 +91,8 @@ class Tables:
             rows = np.arange(len(scopes)).reshape(-1, *[1] * arity)
             stacks.append(Stack(scopes, values[(rows, *index)]))
         result = Tables((2,) * len(self.sizes), tuple(stacks), self.span)
-        vars(result)["neighbours"] = self.neighbours
+        graph = self.graph  # the same neighbours
+        vars(result)["graph"] = PrimalGraph(graph.starts, graph.near, result.sizes)
         return result
 
     def is_possible(self, score: float) -> bool:

@@ -338,7 +338,8 @@ class NeighbourhoodSearch:
     @cached_property
     def _lists(self) -> tuple[list[int], list[int]]:
         """The first place of each variable's neighbours, and these, as lists."""
-        starts, near = self.tables.neighbours
+        graph = self.tables.graph
+        starts, near = graph.starts, graph.near
         return starts.tolist(), near.tolist()
 
     def _with_sums(self, part: set[int]) -> list[int]:
