@@ -11,6 +11,10 @@ from rdpgraph._core import tuning
 ROUNDING = 1e-6
 """Differences below this are rounding: relative to a value, or in nats below one nat."""
 
+PROOF = 1e-9
+"""The same where a score in float64 meets an upper bound, which proves that no other is better: on
+large models other configurations may differ by less than `ROUNDING` of the score."""
+
 LEAST = 4
 """The fewest draws that give a standard error: Student's t with two degrees of freedom, of three
 draws, has no variance."""

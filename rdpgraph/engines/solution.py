@@ -12,7 +12,7 @@ from torch import Tensor
 
 from rdpgraph._core.cache import differentiable_property
 from rdpgraph._core.notebook import panel
-from rdpgraph._core.numbers import ROUNDING
+from rdpgraph._core.numbers import PROOF
 from rdpgraph.errors import UnsupportedError
 from rdpgraph.model.graph import FactorGraph
 
@@ -342,7 +342,7 @@ class Solution(ABC):
 
 def meets(scores: Tensor, bounds: Tensor) -> Tensor:
     """Return whether scores (nats) reach their upper bounds, up to rounding."""
-    slack = ROUNDING * scores.abs().clamp(min=1.0)
+    slack = PROOF * scores.abs().clamp(min=1.0)
     return (scores > -math.inf) & (bounds <= scores + torch.where(slack.isfinite(), slack, 0.0))
 
 

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from rdpgraph._core import effort
 from rdpgraph._core.cache import cached_property
-from rdpgraph._core.numbers import ROUNDING
+from rdpgraph._core.numbers import PROOF
 from rdpgraph.engines.compiled import Compiled
 from rdpgraph.engines.configurations import Searched, best_of, completed, scored, scored_in_graph
 from rdpgraph.engines.elimination_bounds import ceilings
@@ -245,7 +245,7 @@ def reached(bound: float) -> float:
     """Return the least score that meets an upper bound up to rounding, as `meets` tells it."""
     if not math.isfinite(bound):
         return bound
-    return bound - ROUNDING * max((1.0 - 2.0 * ROUNDING) * abs(bound), 1.0)
+    return bound - PROOF * max((1.0 - 2.0 * PROOF) * abs(bound), 1.0)
 
 
 def proved(best: Searched, above: Callable[[Tensor], Tensor]) -> tuple[Searched, Tensor]:

@@ -12,7 +12,7 @@ import numpy as np
 
 from rdpgraph._core import effort, tuning
 from rdpgraph._core.cache import cached_property
-from rdpgraph._core.numbers import ROUNDING
+from rdpgraph._core.numbers import PROOF
 from rdpgraph.engines.compiled import Compiled, pointers
 from rdpgraph.engines.reduction.tables import SURE, Integers
 from rdpgraph.engines.trws.bound import bound_operations, upper_bound
@@ -57,12 +57,12 @@ def swept(
         known = np.where(cut.states >= 0, cut.states, states)
         if (value := model.score(known)) > score:
             states, score = known, value
-        if cut.error <= 0.5 * ROUNDING * max(abs(score), 1.0):
+        if cut.error <= 0.5 * PROOF * max(abs(score), 1.0):
             settled = cut.states
     # The first two sweeps solve trees; then shares are those of Kolmogorov for maxima, which end
     # lower, and all of a belief for log Z, whose bound is lower then.
     count, forward, stale = 2, True, 0
-    while model.count and bound > score + ROUNDING * max(abs(score), 1.0) and stale < 2:
+    while model.count and bound > score + PROOF * max(abs(score), 1.0) and stale < 2:
         close = not temperature and bound - score <= effort.NEAR_PROOF * max(abs(score), 1.0)
         until = begin + (max(seconds, near) if close else seconds)
         left = (until - clock.now()) * tuning.OPERATIONS_PER_SECOND - messages.bound_operations
