@@ -93,9 +93,15 @@ MODE_START, SOFT_MODE_START, MARGINAL_START = 0.4, 0.05, 0.1
 hard zeros, are the better start; and the start for a marginal mode."""
 MODE_BOUNDS, AUTO_BOUNDS, BOUNDS_BYTES = 0.1, 0.05, 1e9
 """Parts for a bound on the scores of modes, by `Search` and by `Auto`; bytes for it, at most."""
-REWEIGHTED, REWEIGHTED_NEAR, NEAR_PROOF = 0.25, 0.75, 0.02
+REWEIGHTED, REWEIGHTED_NEAR, REWEIGHTED_ALONE, NEAR_PROOF = 0.25, 0.75, 0.9, 0.02
 """Parts of the time for a mode in which tree-reweighted messages pass, where a model is pairwise:
-in general, and where the gap between bound and score is at most so large, relative to the score."""
+in general; where the gap between bound and score is at most so large, relative to the score; and
+where laying out the tables for a search would take what is left."""
+SEARCH_LAYOUT = 0.5
+"""Part of the rest of that time that this layout may take; else there is no search."""
+PLAIN_SWEEPS = 4.0
+"""Times of a bound by these messages that plain messages must have to give a start beside them:
+their first sweep takes that long on tables of many states."""
 SUM_BOUNDS, BOUND_SECONDS = 0.1, 2.0
 """Part for bounds on log Z by such messages and mean field, and seconds for it without a limit."""
 SEARCH_SUMS, PROPOSAL_MESSAGES = 0.4, 0.1
@@ -129,9 +135,11 @@ the residual above which the end is not waited for then."""
 
 CUT = 0.5
 """Part of the time for tree-reweighted messages after which a minimum cut decides no state."""
-SWEEPS, SWEPT_GAIN, SWEPT_CLOSED = 15, 1e-7, 0.01
+SWEEPS, SWEPT_GAIN, SWEPT_CLOSED, FIRST_REWEIGHTED = 15, 1e-7, 0.01, 32
 """Tree-reweighted sweeps, an odd number, between two bounds; the gain of these below which sweeps
-end, relative to a bound; and the part of the gap to a score that is a gain in any case."""
+end, relative to a bound; the part of the gap to a score that is a gain in any case; and the first
+sweeps for maxima, which have the time of those near a proof: where tables are large a search would
+begin from a poor configuration without them."""
 MEAN_FIELD_SWEEPS, MEAN_FIELD_GAIN = 30, 1e-6
 """Sweeps of mean field at most, and the gain of one, relative to a bound, below which they end."""
 

@@ -256,6 +256,9 @@ table; of 2 to 64 states."""
 COMPILED_BOUND_MAXIMA, COMPILED_BOUND_SUMS = (40.0, 1.5), (60.0, 4.0)
 """Operations of a bound by tree-reweighted messages for each pair, and each entry of its table, in
 compiled code: of maxima, and of sums."""
+LAID_OUT_ENTRY = 20.0
+"""Operations of laying out an entry of a table for a search, a table for each factor: the time of
+several copies of large arrays."""
 CUT_VISIT, CUT_PAIR = 1.5, 60.0
 """Operations of a minimum cut for each visit of an arc, and for each pair while it is laid out."""
 BOUND_PAIR, BOUND_ENTRY, MEAN_FIELD_ENTRY = 60.0, 8.0, 15.0

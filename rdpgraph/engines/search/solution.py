@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from rdpgraph._core import effort
+from rdpgraph._core import effort, tuning
 from rdpgraph._core.cache import cached_property
 from rdpgraph._core.numbers import PROOF
 from rdpgraph.engines.compiled import Compiled
@@ -191,11 +191,21 @@ class Seeker:
 
         Messages pass once, within a part of the seconds of the first call; later calls reuse them.
         """
-        parts = effort.REWEIGHTED * seconds, effort.REWEIGHTED_NEAR * seconds
-        states, bounds, _ = self.bounding.maxima(*parts)
+        parts = (effort.REWEIGHTED, effort.REWEIGHTED_NEAR)
+        if self._layout_seconds > (1.0 - effort.REWEIGHTED_NEAR) * seconds:
+            parts = (effort.REWEIGHTED_ALONE, effort.REWEIGHTED_ALONE)
+        states, bounds, _ = self.bounding.maxima(*(part * seconds for part in parts))
         found = self.scored(states)
         optimal = meets(found.scores.cpu(), bounds) | (bounds == -math.inf)
         return replace(found, optimal=optimal, bounds=bounds), bounds
+
+    @cached_property
+    def _layout_seconds(self) -> float:
+        """Predicted seconds to lay out all tables, one for each factor, for a search."""
+        entries = 0.0
+        for group in self.network.groups:
+            entries += len(group.scopes) * math.prod(group.log_tables.shape[2:])
+        return tuning.LAID_OUT_ENTRY * entries * self.network.batch / tuning.OPERATIONS_PER_SECOND
 
     def settled(self, seconds: float) -> Tensor:
         """(B, active) states that a cut decided, which passes with the messages; -1 elsewhere."""
@@ -213,9 +223,13 @@ class Seeker:
         if bool(first.optimal.all()):
             return first
         every = [first.states, *([] if start is None else [start])]
-        left = max(seconds - (clock.now() - begin), 0.1 * seconds)
+        best, left = best_of(self.network, every), seconds - (clock.now() - begin)
+        late = self._layout_seconds > max(effort.SEARCH_LAYOUT * left, effort.LEAST_PLANNING)
+        if late and bool(best.found.all()):
+            optimal = first.optimal | meets(best.scores.cpu(), bounds)
+            return replace(best, optimal=optimal, bounds=bounds)
         found = search(
-            self.network, replace(limits, seconds=left), start=best_of(self.network, every).states,
+            self.network, replace(limits, seconds=max(left, 0.1 * seconds)), start=best.states,
             others=every, spared=first.optimal, bounds=bounds, settled=self.settled(seconds),
         )  # fmt: skip
         device, proved = found.states.device, first.optimal

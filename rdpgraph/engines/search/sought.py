@@ -88,8 +88,11 @@ class Sought(SearchedMarginalModes, Approximations):
         plainly, decoding = self.first.plainly, self.first.decoding
         if self._reweighted is not None and decoding is None and plainly is not None:
             # The search compares this start with tree-reweighted ones, and soon passes both.
+            seconds = allowance.left(effort.PLAIN_PAIRS)
+            if seconds < effort.PLAIN_SWEEPS * self.seeker.bounding.seconds_of_bound(0.0):
+                return self._reweighted.states
             with allowance.spending(), torch.no_grad():
-                return plainly(allowance.left(effort.PLAIN_PAIRS)).mode()
+                return plainly(seconds).mode()
         every = [self._messages.mode()]
         every += [] if self._reweighted is None else [self._reweighted.states]
         if plainly is None:
@@ -131,15 +134,16 @@ class Sought(SearchedMarginalModes, Approximations):
         That plain messages are consistent proves nothing on cycles: where tree-reweighted ones have
         left a gap to their bound, a search goes on.
         """
-        messages, known = self._messages, self.mode_exists()
+        # Without hard zeros no messages pass for this question.
+        known = self.mode_exists()
         if known is not None and not bool(known.all()):
             return True
         if self._reweighted is not None:
             return False
         if not self.logical:
-            return bool(messages.mode_is_consistent().all())
+            return bool(self._messages.mode_is_consistent().all())
         with self.allowance.for_one_answer().spending():
-            return bool(messages.mode_is_optimal().all())
+            return bool(self._messages.mode_is_optimal().all())
 
     @cached_property
     def _found(self) -> Searched:

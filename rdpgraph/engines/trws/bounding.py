@@ -159,7 +159,7 @@ class Bounding:
         end, (constant, error) = clock.now() + seconds, self._constant
         for item in (best > -math.inf).nonzero().flatten().tolist():
             share = (end - clock.now()) / (network.batch - item)
-            if self._seconds_of_bound(temperature) > share:
+            if self.seconds_of_bound(temperature) > share:
                 continue
             model, states = self._model(item), start[item].numpy()
             if model.score(states) > -math.inf:
@@ -198,19 +198,19 @@ class Bounding:
             bounds = torch.minimum(bounds, other + rest)
         for item in range(network.batch):
             spent, items = clock.now() - begin, network.batch - item
-            share = max(seconds - spent, 0.0) / items
-            if network.impossible or not self._fits or self._seconds_of_bound(temperature) > share:
+            share, longer = (max(end - spent, 0.0) / items for end in (seconds, near))
+            late = self.seconds_of_bound(temperature) > max(share, longer)
+            if network.impossible or not self._fits or late:
                 every.append(None)
                 continue
             model, compiled = self._model(item), self.compiled()
-            longer = max(near - spent, 0.0) / items
             one = swept(model, temperature, seconds=share, near=longer, compiled=compiled)
             bound = one.bound + float(constant[item] + error[item])
             bounds[item] = min(float(bounds[item]), bound)
             every.append(one)
         return every, bounds
 
-    def _seconds_of_bound(self, temperature: float) -> float:
+    def seconds_of_bound(self, temperature: float) -> float:
         """Predicted seconds of a bound by messages, and of laying these out."""
         pair, entry = bound_operations(temperature, compiled=self.compiled() is not None)
         operations = entry * len(self.network.sizes)

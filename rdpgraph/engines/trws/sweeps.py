@@ -44,15 +44,15 @@ def swept(
         model: the factors of one batch item.
         temperature: 0 bounds scores, t > 0 bounds t log sum exp(score / t).
         seconds: in which sweeps may begin; there may be none.
-        near: the same where a small gap between bound and score promises a proof, if that is more.
+        near: the same, if that is more, for the first sweeps for maxima, and where a small gap
+            between bound and score promises a proof.
         compiled: the functions of the library, if there is one.
     """
-    begin, messages = clock.now(), _Messages(model, temperature, compiled)
-    bound = upper_bound(model, messages.values, temperature, compiled=compiled)
+    begin, messages, bound = clock.now(), _Messages(model, temperature, compiled), math.inf
     states = model.likeliest(messages.values)
     score, settled = model.score(states), np.full(len(states), -1, np.int64)
     if not temperature and (cut := _cut(model, compiled, effort.CUT * seconds)) is not None:
-        bound = min(bound, upper_bound(model, cut.messages, temperature, compiled=compiled))
+        bound = upper_bound(model, cut.messages, temperature, compiled=compiled)
         clock.count(messages.bound_operations)
         known = np.where(cut.states >= 0, cut.states, states)
         if (value := model.score(known)) > score:
@@ -61,10 +61,12 @@ def swept(
             settled = cut.states
     # The first two sweeps solve trees; then shares are those of Kolmogorov for maxima, which end
     # lower, and all of a belief for log Z, whose bound is lower then.
-    count, forward, stale = 2, True, 0
+    count, forward, stale, done = 2, True, 0, 0
     while model.count and bound > score + PROOF * max(abs(score), 1.0) and stale < 2:
-        close = not temperature and bound - score <= effort.NEAR_PROOF * max(abs(score), 1.0)
-        until = begin + (max(seconds, near) if close else seconds)
+        # The first sweeps for maxima gain more than a search from a poor configuration would.
+        close = bound - score <= effort.NEAR_PROOF * max(abs(score), 1.0)
+        longer = not temperature and (close or done < effort.FIRST_REWEIGHTED)
+        until = begin + (max(seconds, near) if longer else seconds)
         left = (until - clock.now()) * tuning.OPERATIONS_PER_SECOND - messages.bound_operations
         count = min(count, int(left / messages.operations))
         if count < 1:
@@ -87,8 +89,13 @@ def swept(
                     states, score = other, value
         # Scores may still rise where the bound has reached its limit.
         stale = 0 if new < bound - least or score > before else stale + 1
-        bound = min(bound, new)
+        bound, done = min(bound, new), done + count
         count, forward = effort.SWEEPS, not last
+    if temperature or not math.isfinite(bound):
+        # Sweeps for maxima never raise the bound of the messages they begin with; others may.
+        zero = np.zeros(model.message_entries)
+        bound = min(bound, upper_bound(model, zero, temperature, compiled=compiled))
+        clock.count(messages.bound_operations)
     return Swept(bound, states, score, settled)
 
 

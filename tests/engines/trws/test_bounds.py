@@ -6,6 +6,7 @@ import pytest
 import torch
 
 import rdpgraph as rg
+from rdpgraph.plan import clock
 from rdpgraph.testing import brute_force
 from tests.cases import first_short
 
@@ -171,6 +172,26 @@ def test_a_mode_that_meets_its_bound_up_to_rounding_is_bounded_by_that():
     assert float(posterior.mode_bound()) >= best - 1e-11
 
 
+@pytest.mark.parametrize("scheduler", [rg.Search(seconds=0.2), rg.Auto(memory=2e4, seconds=0.3)])
+def test_a_mode_that_is_called_optimal_is_so_beside_a_large_score(scheduler):
+    # Weak couplings of either sign, whose relaxation is not tight, beside fields of 1e5 in all.
+    for seed in range(3):
+        generator = torch.Generator().manual_seed(seed)
+        x = rg.VariableArray("x", (7, 7), 3)
+        fields = 1e5 / 49 + 0.002 * torch.randn(7, 7, 3, generator=generator, dtype=DOUBLE)
+        ties = 0.01 * torch.randn(2, 6, 7, 3, 3, generator=generator, dtype=DOUBLE)
+        graph = rg.FactorGraph([
+            rg.FactorBlock((x,), rg.Table.from_logs(fields)),
+            rg.FactorBlock((x[1:], x[:-1]), rg.Table.from_logs(ties[0])),
+            rg.FactorBlock((x[:, 1:], x[:, :-1]), rg.Table.from_logs(ties[1].transpose(0, 1))),
+        ])  # fmt: skip
+        best = float(graph.score({**rg.infer(graph, scheduler=rg.Contraction()).mode()}))
+        posterior = rg.infer(graph, scheduler=scheduler)
+        found = float(graph.score({**posterior.mode()}))
+        assert found == pytest.approx(best, rel=1e-12) or not bool(posterior.mode_is_optimal())
+        assert best - 1e-6 <= float(posterior.mode_bound())
+
+
 def grid(rows: int, columns: int, *, attraction: float | None, seed: int = 0, states: int = 2):
     """Random fields, and couplings that are all alike, or of random size and sign (None)."""
     generator = torch.Generator().manual_seed(seed)
@@ -244,6 +265,26 @@ def test_a_mode_is_never_below_that_of_messages_and_bounded(attraction):
     assert float(score) - 1e-9 <= float(bound) < math.inf
     lower, upper = posterior.bounds()
     assert float(score) <= float(lower) < float(upper) < math.inf
+
+
+def test_many_labels_have_sweeps_before_a_search_within_their_time():
+    # Truncated distances of many labels: to lay out the tables for a search takes longer.
+    side, labels, seconds = 40, 24, 0.2
+    generator, states = torch.Generator().manual_seed(0), torch.arange(labels)
+    x, seen = rg.VariableArray("x", (side, side), labels), torch.arange(side) // 8
+    noise = 2.0 * torch.randn(side, side, generator=generator, dtype=DOUBLE)
+    fields = -0.5 * ((2.0 * (seen + seen[:, None]) + noise).unsqueeze(-1) - states).abs()
+    ties = rg.Table.from_logs(-(states - states[:, None]).abs().clamp(max=3).double())
+    graph = rg.FactorGraph([
+        rg.FactorBlock((x,), rg.Table.from_logs(fields.clamp(min=-2.5))),
+        rg.FactorBlock((x[1:], x[:-1]), ties), rg.FactorBlock((x[:, 1:], x[:, :-1]), ties),
+    ])  # fmt: skip
+    with clock.counted(clock.Counter()):
+        begin, posterior = clock.now(), rg.infer(graph, scheduler=rg.Auto(seconds=seconds))
+        score, spent = float(graph.score({**posterior.mode()})), clock.now() - begin
+    assert spent <= 2.5 * seconds
+    bound = float(posterior.mode_bound())
+    assert 0.0 <= bound - score <= 0.01 * abs(bound)
 
 
 @pytest.mark.parametrize("kind", ["soft", "zeros", "evidence", "wide"])
