@@ -95,6 +95,8 @@ class Bounding:
     ) -> tuple[Tensor, Tensor]:  # fmt: skip
         """(B,) and (B,): bounds no wider than ``ends``, as by `below` and `above`."""
         lower, upper = (end.detach().double().cpu().expand(self.network.batch) for end in ends)
+        if self.network.impossible:
+            return torch.full_like(lower, -math.inf), torch.full_like(upper, -math.inf)
         if not bool((lower < upper).any()):
             return lower, upper
         above = self.above(temperature, 0.5 * seconds)

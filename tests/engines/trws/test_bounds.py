@@ -344,6 +344,16 @@ def test_models_too_large_for_messages_have_bounds_by_their_factors(monkeypatch)
     assert float(truth.maximum) <= float(posterior.mode_bound()) < math.inf
 
 
+@pytest.mark.parametrize("name", ["loopy", "maxima", "tempered", "search", "auto"])
+def test_what_is_known_to_be_impossible_is_bounded_by_minus_infinity(name):
+    x = rg.VariableArray("x", (3,), 2)
+    same = rg.Table.from_logs(torch.zeros(2, 2).masked_fill(~torch.eye(2).bool(), -math.inf))
+    first, second = (rg.Table.from_logs(torch.tensor(s)) for s in ([0, -math.inf], [-math.inf, 0]))
+    pairs = [rg.Factor((x[i], x[j]), same) for i, j in ((0, 1), (1, 2), (2, 0))]
+    graph = rg.FactorGraph([rg.Factor((x[0],), first), rg.Factor((x[1],), second), *pairs])
+    assert rg.infer(graph, scheduler=SCHEDULERS[name]).bounds() == (-math.inf, -math.inf)
+
+
 def test_nothing_possible_is_bounded_by_minus_infinity():
     x = rg.VariableArray("x", (3,), 2)
     differ = rg.Table.from_logs(torch.tensor([[-math.inf, 0.0], [0.0, -math.inf]]))
