@@ -6,7 +6,6 @@ import pytest
 import torch
 
 import rdpgraph as rg
-from rdpgraph.plan import clock
 from rdpgraph.testing import brute_force
 from tests.cases import first_short
 
@@ -265,26 +264,6 @@ def test_a_mode_is_never_below_that_of_messages_and_bounded(attraction):
     assert float(score) - 1e-9 <= float(bound) < math.inf
     lower, upper = posterior.bounds()
     assert float(score) <= float(lower) < float(upper) < math.inf
-
-
-def test_many_labels_have_sweeps_before_a_search_within_their_time():
-    # Truncated distances of many labels: to lay out the tables for a search takes longer.
-    side, labels, seconds = 40, 24, 0.2
-    generator, states = torch.Generator().manual_seed(0), torch.arange(labels)
-    x, seen = rg.VariableArray("x", (side, side), labels), torch.arange(side) // 8
-    noise = 2.0 * torch.randn(side, side, generator=generator, dtype=DOUBLE)
-    fields = -0.5 * ((2.0 * (seen + seen[:, None]) + noise).unsqueeze(-1) - states).abs()
-    ties = rg.Table.from_logs(-(states - states[:, None]).abs().clamp(max=3).double())
-    graph = rg.FactorGraph([
-        rg.FactorBlock((x,), rg.Table.from_logs(fields.clamp(min=-2.5))),
-        rg.FactorBlock((x[1:], x[:-1]), ties), rg.FactorBlock((x[:, 1:], x[:, :-1]), ties),
-    ])  # fmt: skip
-    with clock.counted(clock.Counter()):
-        begin, posterior = clock.now(), rg.infer(graph, scheduler=rg.Auto(seconds=seconds))
-        score, spent = float(graph.score({**posterior.mode()})), clock.now() - begin
-    assert spent <= 2.5 * seconds
-    bound = float(posterior.mode_bound())
-    assert 0.0 <= bound - score <= 0.01 * abs(bound)
 
 
 @pytest.mark.parametrize("kind", ["soft", "zeros", "evidence", "wide"])
