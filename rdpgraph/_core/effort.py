@@ -9,24 +9,30 @@ modes, marginal modes) measure them again: compare the scores before and after a
 # Clocks and plans.
 PLANNING, LEAST_PLANNING, SEARCHING = 0.2, 0.1, 0.12
 """Part in which planning and preparation end, seconds that they may take whatever the budget, and
-part in which the search for an order ends."""
+part in which the search for an order ends. A longer search finds cheaper orders, and leaves less
+time to carry them out."""
 LEAST_LEFT = 0.1
-"""Part of the seconds that every answer has at least, whatever others took."""
+"""Part of the seconds that every answer has at least, whatever others took: a late question is not
+refused for an early one."""
 EARLY, HOPELESS, LEAST_DONE = 0.25, 2.0, 1e-3
-"""Part before which nothing is foreseen, predicted parts at which exact inference or a pass of
-mini-buckets is refused, and the least part of the work that a prediction starts from."""
+"""Part of the seconds before which no end is foreseen, as predictions are poor then; predicted
+parts at which exact inference or a pass of mini-buckets is given up; and the least part of the work
+that a prediction starts from."""
 UPWARDS = 0.6
-"""Part in which an upward pass must end; the prediction is a third."""
+"""Part in which an upward pass must end. Its share is predicted as a third: twice that is allowed
+before the rest is left for approximate answers."""
 SLICES_FORESEEN, SLICES_LATE = 0.1, 1.2
-"""Part after which the time of all slices is foreseen, and parts at which it is refused."""
+"""Part after which the time of all slices is foreseen from those done, and the parts of the budget
+at which they are given up."""
 PATH_SECONDS, NEVER = 10.0, 30 * 86_400.0
 """Seconds after which the search for a path ends, sooner where contraction is quick; and seconds
-that nobody waits for, a month."""
+that nobody waits for, a month, beyond which no prediction is compared."""
 PROBING, SLICING = 0.05, 0.02
-"""Parts in which hard zeros are propagated, and a choice of slices ends."""
+"""Parts in which hard zeros are propagated, and in which a choice of slices ends."""
 PROBED_ZEROS, PROBED_LOOKS, PROBED_SECONDS = 500_000, 3_000_000, 60.0
 """Impossible configurations that are examined at most; visits of them in all assumptions together,
-a second or two; and the budget in seconds below which both are smaller in proportion."""
+a second or two; and the budget in seconds below which both are smaller in proportion. Fewer visits
+leave states that are impossible, which costs time and no exactness."""
 
 # Searches for an order.
 HOPELESS_BITS, GREEDY_VARIABLES, EASY_SECONDS = 64, 100, 0.01
@@ -45,36 +51,42 @@ a gain, and runs per one that starts from a new order, not from the best tree.""
 
 # Auto: the order of routes.
 MOST_PLANNED, MOST_JOINED = 50_000, 8_000
-"""Joint factors, with cycles, up to which an exact order is sought, and clusters."""
+"""Joint factors of a graph with cycles up to which an exact order is sought, and up to which
+clusters are; larger graphs get messages between factors."""
 APPROXIMATE_SECONDS, APPROXIMATE_RUNS, RUN_SWEEPS = 2.0, 4.0, 100
-"""Counted seconds for approximate answers without a limit: at least so many, or runs of plain
-messages of so many sweeps."""
+"""Counted seconds for approximate answers where the user set no limit: at least so many, or those
+of so many runs of plain messages of so many sweeps, whichever is more."""
+IMPROVING_SECONDS = 2.0
+"""Seconds to improve on an answer that is there, where the user set no limit: for bounds on log Z
+beside messages, and for repairs of the modes of all items."""
 DECODING = 2.5
 """Times the counted seconds that plain messages may take to decode a mode with hard zeros: all
 their 1,000 sweeps over tables."""
 PLAIN_WITH_ZEROS = 0.5
-"""Part for plain messages before others where some scores are hard zeros."""
+"""Part for plain messages before others are tried, where some scores are hard zeros."""
 SURE = 0.1
-"""Part below which a prediction for exact inference is relied on."""
+"""Part of the budget below which a prediction for exact inference is relied on, so that nothing
+else is prepared."""
 PATIENCE = 0.5
-"""Part without a gain after which a search for modes ends."""
+"""Part of the budget without a gain after which a search for modes ends."""
 BOUNDED_PER_SECOND = 400
 """Factors per second of the budget for which modes are bounded in any case."""
 FORWARD_TRIED, FORWARD_SURE = 2.0, 0.25
 """Predicted time of log Z alone, in parts: where it is tried, and where it surely fits. Products
 of large tables take a fraction of the prediction, and a pass that is too slow ends."""
 COUNTED, MESSAGE_RUNS = 0.4, 5.0
-"""Part that a count may take: messages need the rest where it fails, and at most so many times the
-runs above if another program can count after them."""
+"""Part that a count may take, as messages need the rest where it fails; and at most so many times
+the runs above, if another program can count after them."""
 JOINED = 0.24
-"""Part that messages between clusters take."""
+"""Part that messages between clusters take; the rest is for messages between factors, and for
+estimates."""
 ESTIMATED_ITEMS = 8
 """Batch items, at most, whose log Z is estimated one after the other."""
 ADVISED, LONGEST_ADVISED = 1.25, 3600.0
 """Advised seconds over those predicted, as another plan may be found under a clock; and seconds of
 exact inference above which it is not advised."""
 COUNTS_CONSTRAINTS = 0.75
-"""Part of the factors that are constraints alone from which on log Z is counted."""
+"""Part of the factors that are constraints alone, from which on log Z is counted."""
 ROWS_CIRCUIT, CIRCUIT_FIRST, CIRCUIT_ORDER = 0.5, 0.2, 0.25
 """Parts of the time of a count in which a circuit for all rows is compiled, and one for log Z
 before it is counted; and of the time of a circuit in which an order is sought."""
@@ -83,16 +95,18 @@ CIRCUIT_BEFORE_D4, D4_FIRST = 0.05, 0.6
 
 # Auto and Search: log Z and modes among several methods.
 EXACT_SUM, DRAWN_SUM, DRAWN_TRIAL, DRAWN_LEAST = 0.5, 0.7, 0.1, 0.3
-"""Parts for exact log Z; of the rest, for estimates; of the rest, after which these are given up,
-if marginals are asked for; and the part that must be left for them."""
+"""Parts for exact log Z; of the rest, for estimates; of that, after which estimates are given up if
+marginals are asked for, too; and the part that must be left for these."""
 PLAIN_MODES, PLAIN_PAIRS, MODES, MARGINAL_MODES = 0.4, 0.1, 0.8, 0.9
-"""Parts for plain messages without hard zeros (of the rest), also after tree-reweighted messages of
-pairs; for modes, and for marginal modes."""
+"""Parts of the time for a mode that plain messages have without hard zeros; the same after
+tree-reweighted messages of pairs; and parts of all time for modes, and for marginal modes."""
 MODE_START, SOFT_MODE_START, MARGINAL_START = 0.4, 0.05, 0.1
 """Parts in which messages give the start of a search for a mode; the same where plain ones, without
-hard zeros, are the better start; and the start for a marginal mode."""
+hard zeros, are the better start; and for a marginal mode. A better start saves moves, and leaves
+time for fewer."""
 MODE_BOUNDS, AUTO_BOUNDS, BOUNDS_BYTES = 0.1, 0.05, 1e9
-"""Parts for a bound on the scores of modes, by `Search` and by `Auto`; bytes for it, at most."""
+"""Parts for a bound on the scores of modes, by `Search` and by `Auto`; and bytes for it, at most. A
+bound that meets the score proves the mode and ends the search."""
 REWEIGHTED, REWEIGHTED_NEAR, REWEIGHTED_ALONE, NEAR_PROOF = 0.25, 0.75, 0.9, 0.02
 """Parts of the time for a mode in which tree-reweighted messages pass, where a model is pairwise:
 in general; where the gap between bound and score is at most so large, relative to the score; and
@@ -102,8 +116,8 @@ SEARCH_LAYOUT = 0.5
 PLAIN_SWEEPS = 4.0
 """Times of a bound by these messages that plain messages must have to give a start beside them:
 their first sweep takes that long on tables of many states."""
-SUM_BOUNDS, BOUND_SECONDS = 0.1, 2.0
-"""Part for bounds on log Z by such messages and mean field, and seconds for it without a limit."""
+SUM_BOUNDS = 0.1
+"""Part for bounds on log Z by tree-reweighted messages and mean field."""
 SEARCH_SUMS, PROPOSAL_MESSAGES = 0.4, 0.1
 """Parts of the messages' time for those that sum, and for those that a proposal asks for."""
 FIRST_LATE = 1.0
@@ -112,9 +126,8 @@ FIRST_LATE = 1.0
 # Messages and their decoding.
 LOOPY_MAXIMA, LOOPY_DECODING, LOOPY_REPAIR = 0.6, 0.5, 0.5
 """Parts for the messages behind a mode; of the rest, for ties; of the rest, to make it possible."""
-REPAIR_SECONDS, REPAIR_PATIENCE = 2.0, 0.25
-"""Seconds to repair the modes of all items, where there is no limit; and the part of them without a
-gain after which this ends."""
+REPAIR_PATIENCE = 0.25
+"""Part of the seconds for repairs of modes without a gain after which these end."""
 UNDAMPED_SWEEPS, MODE_SWEEPS = 10, 200
 """Sweeps after which messages of logical factors are damped, unless told otherwise, and for which
 the states of a possible mode must last; and those for a mode, if a fifth of all are not more."""
@@ -134,7 +147,8 @@ CLUSTERS_PATIENCE, CLUSTERS_DAMPING, CLUSTERS_HOPELESS = 12, 0.8, 0.05
 the residual above which the end is not waited for then."""
 
 CUT = 0.5
-"""Part of the time for tree-reweighted messages after which a minimum cut decides no state."""
+"""Part of the time for tree-reweighted messages that a minimum cut may take: after it no state is
+decided so."""
 SWEEPS, SWEPT_GAIN, SWEPT_CLOSED, FIRST_REWEIGHTED = 15, 1e-7, 0.01, 32
 """Tree-reweighted sweeps, an odd number, between two bounds; the gain of these below which sweeps
 end, relative to a bound; the part of the gap to a score that is a gain in any case; and the first
@@ -150,8 +164,9 @@ and for bounds."""
 POPULATION_ORDER, BOUND_ORDER = 0.15, 0.3
 """Parts in which orders are compared."""
 ORDER_CELLS, ORDER_NOISE, ORDERS_STALE = 2.0**14, (0.0, 0.1, 0.3, 1.0), 30
-"""Entries of the tables by which orders are compared, noise of their greedy choices (relative), and
-orders in a row without a gain after which no more are tried."""
+"""Entries of the tables by which orders are compared; noise of their greedy choices, relative, of
+which small ones keep to the best order and large ones leave it; and orders in a row without a gain
+after which no more are tried."""
 POPULATION_PASSES, BOUND_LATE = 0.45, 10.0
 """Part in which passes of populations end; limit of the first pass of a bound, in its parts."""
 FIRST_MEMBERS, MOST_MEMBERS, ROUND, PINS_MADE = 500, 2**20, 0.3, 0.4
@@ -208,7 +223,7 @@ WIDE_SWEEPS, WIDE_WORK, WIDE_MOVES = 0.25, 4.0, 3.0
 """Fraction of the sweeps that are wide, twice that while averages have not begun; their most work,
 relative to another sweep; and known configurations that one moves between, on average."""
 KEPT_DRAWS = 1000
-"""Draws that a run keeps, of all sweeps."""
+"""Draws that a run keeps, of all sweeps: more take memory in proportion."""
 COMMAND_LATE, COMMAND_MORE = 1.2, 1.0
 """Parts, and seconds beside them for small models, after which a command is stopped."""
 COMMAND_OWED, COMMAND_WAITS = 0.1, 3.0

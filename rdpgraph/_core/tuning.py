@@ -7,64 +7,79 @@ sizes of searches are in `effort.py`; numbers of one algorithm's mathematics sta
 """
 
 CORE_BLOCK = 2**18
-"""Elements of a temporary that is read again at once: 2 MB, about the cache of a core."""
+"""Elements of a temporary that is read again at once: 2 MB, about the cache of a core. Larger ones
+are read from slower memory, smaller ones spend their time in calls; so it is with all blocks below,
+measured by `tuning.py`."""
 
 CACHE_BLOCK = 2**20
 """Elements of a temporary that is read a few times: 8 MB, a part of the shared cache."""
 
 BLOCK = 2**22
-"""Elements of a temporary: 32 MB, from where larger ones spare no more overhead of calls."""
+"""Elements of any other temporary: 32 MB. Larger ones take more memory and save no more calls."""
 
 LARGE_BLOCK = 2**24
-"""Elements of the operands and results of large matrix products: 128 MB."""
+"""Elements of the operands and results of large matrix products, 128 MB: products gain from size
+for longer than sums do."""
 
 MOST_TABULATED = 2**28
-"""Entries of a potential that is written out to a table: 2 GB."""
+"""Entries of a potential that is written out to a table, 2 GB. More is refused with an error that
+names the potential, as it would end in a killed process."""
 
 MOST_DIMS = 60
-"""Variables of a dense table: NumPy and torch stop at 64 dims."""
+"""Variables of a dense table. NumPy and torch stop at 64 dims, and a few are needed for batches."""
 
 SYMBOL_BLOCK = 2**26
-"""Elements of the matrices of all symbols of a hidden Markov model of low rank."""
+"""Elements of the matrices of all symbols of a hidden Markov model of low rank, 512 MB: beyond it
+vectors are used, one step after the other, which needs no such matrices."""
 
 PIECE = 2**14
-"""Characters of a file, rows of a table, or syndromes that are worked on at a time."""
+"""Characters of a file, rows of a table, or syndromes that are worked on at a time. It bounds
+temporaries to some MB; calls are no longer seen at this size."""
 
 SEQUENCES = 16
-"""Sequences of a Gaussian process in memory at a time, where nothing else is asked for."""
+"""Sequences of a Gaussian process in memory at a time, where nothing else is asked for. More give a
+gradient of less variance for each step, and take memory in proportion."""
 
 STORED_TERMS = 2**12
-"""Terms of sums in logs that are stored for the gradient; more are computed again."""
+"""Terms of sums in logs that are stored for the gradient. More are computed again on the way back:
+twice the work instead of memory in proportion."""
 
 CACHED_EDGES = 50_000
-"""Edges of a model whose orders are cached for the next one of its shape: 0.1 s to compute."""
+"""Edges of a model whose orders are cached for the next one of its shape. To compute them takes 0.1
+s there; caches of larger models would hold memory for models that seldom come twice."""
 
 LISTED_ARITY = 100
-"""Variables of a factor that is evaluated once for each of them in layered decoding."""
+"""Variables of the widest factor up to which layered decoding peels a graph: the scopes of wider
+ones would have to be listed, in Python."""
 
 INDEXED = 4096
-"""Entries of a result that plain indexing gives as fast as flat indices."""
+"""Entries of a result up to which plain indexing is as fast as flat indices (`tuning.py`)."""
 
 LISTED = 64
-"""Numbers whose least one a list gives as fast as torch."""
+"""Numbers up to which a list of Python gives the least one as fast as torch."""
 
 EVIDENCE_KEYS = 64
-"""Variables with evidence from which they are looked up together."""
+"""Variables with evidence from which on they are looked up together and not one by one
+(`tuning.py`)."""
 
 GROUPED_FACTORS = 64
-"""Factors of a block that Python groups by shape as fast as tensors do."""
+"""Factors of a block up to which Python groups them by shape as fast as tensors do
+(`tuning.py`)."""
 
 SMALL_TABLE = 16
-"""Entries of a factor whose table is at least as fast as special messages."""
+"""Entries of a logical factor up to which its table is at least as fast as its own messages."""
 
 CLASS_WORDS = 256
-"""Words of a class from which on they are a product of matrices in look-ahead."""
+"""Words of a class from which on look-ahead multiplies matrices for it; fewer words are added one
+by one."""
 
 NOISY_ALTERNATIVES = 256
-"""Alternatives of a draw for which noise is faster than inverting the running sum."""
+"""Alternatives of a draw up to which noise (Gumbel) is faster than inverting the running sum
+(`tuning.py`)."""
 
 OPERATIONS_PER_SECOND = 3e8
-"""Multiply-adds per second of contractions and messages, over steps of all sizes."""
+"""Multiply-adds per second of contractions and messages, over steps of all sizes (`tuning.py`). Too
+high a rate promises answers in time that come late; too low a one refuses what would fit."""
 
 VECTOR_OPERATIONS, VECTOR_SHARE = 2.5e9, 32
 """Multiply-adds per second of a large table with vectors, which are together smaller by so many
@@ -76,25 +91,31 @@ potentials, and multiply-adds per second. On chains of 5 to 3,000 states and gra
 symbols, they add up to 0.5 to 5 times the time taken."""
 
 CLUSTER_ENTRIES_PER_SECOND = 1.5e8
-"""Entries of cluster tables per second of join-graph messages."""
+"""Entries of cluster tables per second of join-graph messages; lower than the rate above, as each
+is read and written in several passes."""
 
 SECONDS_PER_GROUP = 1e-4
-"""Seconds of the calls for one batched group of alike steps, whatever its size."""
+"""Seconds of the calls for one batched group of alike steps, whatever its size: why many small
+steps cost more than their operations (`tuning.py`)."""
 
 SECONDS_PER_CALL = 5e-6
 """Seconds of a call into torch, or of a launch on a GPU."""
 
 SECONDS_PER_FACTOR = 1e-4
-"""Seconds of a pass of mini-buckets for each variable and factor; on 100,000 and 200,000."""
+"""Seconds of a pass of mini-buckets for each variable and factor, measured on models of 100,000 and
+of 200,000."""
 
 SECONDS_PER_EDGE, SECONDS_PER_ORDERED = 1e-5, 1e-6
-"""Seconds to find an order of decoding, for each edge, rounded up; the same by compiled code."""
+"""Seconds to find an order of decoding, for each edge, rounded up so that decoding does not begin
+what it cannot end; the same by compiled code."""
 
 QUIET_SECONDS = 2.0
-"""Seconds without a step after which work is reported by its name."""
+"""Seconds without a step after which work is reported by its name. It is for people: shorter ones
+flicker."""
 
 SECONDS_PER_LOOK = 2e-5
-"""Seconds between two looks at a clock that counts: a step of a greedy order."""
+"""Seconds of a step of a greedy order, which stands for a look at a clock that counts work and not
+time."""
 
 MESSAGE_ENTRY, AUTOMATON_SLOT, AUTOMATON_ENTRY, CLUSTER_ENTRY = 5.0, 6e4, 30.0, 6.0
 """Operations for each entry of a message, beside those of tables; for each slot of an automaton,
@@ -106,57 +127,68 @@ are worth a thread of a sweep; and operations of a sweep for each step of an aut
 slot of each factor."""
 
 LOOK_OPERATIONS = 1e8
-"""Operations of messages between two looks for Ctrl-C, some tens of milliseconds."""
+"""Operations of messages between two looks for Ctrl-C: some tens of milliseconds, which nobody
+notices, while a look costs nothing beside them."""
 
 ANNEALING_VISIT, SEARCH_VISIT = 600.0, 6e3
 """Operations of a visit of a node by annealing of orders, and of a variable, or a factor of it, by
 all chains of a search."""
 
 LARGE_IN_SERIES = 32
-"""States of a variable from which the product of three tables' sizes takes longer than a group."""
+"""States of a variable from which on the product of three tables takes longer than the calls of a
+group, so that leaves are eliminated first and not together."""
 
 EASY_ENTRIES = 2e7
-"""Entries of all tables of an order that needs no better one: a fraction of a second."""
+"""Entries of all tables of an order that needs no better one: they are summed in a fraction of a
+second, and a search would take longer than it saves."""
 
 LITTLE_WORK, LITTLE_SWEEP = 3e6, 2**14
-"""Multiply-adds that take no longer than the overhead of an answer, and places and ways visited
-that take no longer than that of a masked sweep, some milliseconds."""
+"""Multiply-adds that take no longer than the overhead of an answer; and places and ways visited
+that take no longer than the overhead of a masked sweep, some milliseconds. Choices between methods
+below these sizes are not worth a thought."""
 
 # Limits of memory.
 MOST_DENSE, MOST_DECIDED, MOST_ENUMERATED = 2**30, 2**16, 2**20
-"""Entries of a low-rank table that is written out; configurations of a projected clause, of a
-structure or of a graph that are decided, written out or enumerated one by one."""
+"""Entries of a low-rank table that is written out (8 GB); configurations of a projected clause that
+are decided one by one; and those of a structure or of a graph that are written out or enumerated.
+Beyond them an error names another way."""
 MOST_OBSERVABLES, OPEN_CHECKS = 20, 34
-"""Observables of a parity model, of which all cosets are listed; open checks of its sweep."""
+"""Observables of a parity model, of which all cosets are listed, a million; and open checks of its
+sweep, 2^34 masses, beyond which no machine of ours has the memory."""
 SIMULATED_SHOTS, SIMULATED_WORK = (100, 5000), 5e8
 """The least and the most shots by which a decoder measures its confidence where it was not told how
-many, and errors times states of all of them: about ten seconds."""
+many, and errors times states of all of them: about ten seconds. More shots know the confidence
+better, with an error that falls with their square root."""
 AVAILABLE_SHARE, SMALL_BYTES, LITTLE_BYTES, COUNTER_BYTES = 0.6, 2.0**24, 2**28, 64e6
-"""Part of the memory available that a plan takes by default; bytes that are taken whatever the
-budget, that any machine has, and that a process that counts takes itself."""
+"""Part of the memory available that a plan takes by default, the rest being for what is not
+predicted; bytes that are taken whatever the budget; bytes that any machine has, below which memory
+is not even looked up; and bytes that a process that counts takes for itself."""
 MOST_MASKS = 2**30
-"""Bits, one for each tensor and variable of a component, up to which its order is annealed."""
+"""Bits, one for each tensor and variable of a component, up to which its order is annealed:
+annealing keeps sets as masks, which take so much memory."""
 BRANCHED_CELLS, CLUSTER_BITS = 1e8, 27.0
-"""Entries of all tables of an order beyond which circuits do not branch by it; log2 of the largest
-table of a cluster that is tried."""
+"""Entries of all tables of an order beyond which circuits do not branch by it, as the order
+promises nothing then; and log2 of the largest table of a cluster that is tried, 1 GB."""
 D4_BYTES, NNF_BYTES, COUNTER_LOOK = 2e9, 12.0, 0.5
-"""Bytes that d4 reserves and does not use, those of a circuit for each character of its text, and
-seconds between looks at the memory that a counter uses."""
+"""Bytes that d4 reserves and does not use, by which its limit is raised; bytes of a circuit for
+each character of its text; and seconds between looks at the memory that a counter uses."""
 MOST_SHAPES, SHAPE_TEXT = 2**14, 700
-"""Shapes of tables in a file, and bytes of text per shape beyond them: a block takes 4 kB."""
+"""Shapes of tables in a file, and bytes of text per shape beyond them. A block takes 4 kB, so a
+short file of many shapes would take a thousand times its size."""
 COUNTED_STATES = 32
-"""States of a chain above which its expected transitions are products of messages."""
+"""States of a chain above which its expected transitions are products of messages; below, compiled
+rules sum them as they go."""
 
 # Bytes, from which memory is predicted.
 BOTH_WAYS, UPWARDS_BYTES, STORED_ELEMENT = 2.5, 1.4, 4.0
 """Memory of marginals, and of log Z, relative to the tables of the upward pass: those of the
-downward pass, and temporaries; and the weight of a stored element against an operation in an order
-that exceeds it."""
+downward pass, and temporaries. The last is the weight of a stored element against an operation, in
+the search for an order whose tables exceed the memory."""
 STRUCTURE_COPIES = 4.0, 8.0
-"""Copies of the unary potentials of a structure that log Z and that marginals take."""
+"""Copies of the unary potentials of a structure that log Z takes, and that marginals take."""
 GATHERED, STEP_BYTES = 0.5, 48.0
 """Part of a group's small tables that steps which run as one copy at a time; and bytes of the
-numbers of a factor or a step."""
+numbers of a factor or a step in Python."""
 BUCKET_PART, BUCKET_BYTES = 1500.0, 24.0
 """Bytes of a pass of mini-buckets for each variable and factor, and each entry of its tables."""
 CLUSTER_BYTES, PIN_BYTES, MOVE_BYTES, SUM_BYTES = 16, 32.0, 4.0, 28.0
@@ -178,73 +210,85 @@ FITTED_ENTRY = 128.0
 
 # Items that are worked on at a time.
 COUNTED_ROWS, LEARNED_ROWS, LEARNED_SEQUENCES, DECODED_TOKENS = 2**16, 4096, 8, 4096
-"""Rows that are counted at a time, 20 MB for 37 variables, and whose log Z is computed together by
-default; the fewest sequences of a batch; tokens that are decoded at a time without gradients."""
+"""Rows that are counted at a time, 20 MB for 37 variables; rows whose log Z is computed together by
+default; the fewest sequences of a batch; and tokens that are decoded at a time without gradients.
+More take memory in proportion, fewer spend their time in calls."""
 NAMES_PIECE, HEADERS, UNPACKED = 2**12, 2**9, 2**20
-"""Names hashed, headers of a file read, and bytes of an archive unpacked at a time."""
+"""Names hashed, headers of a file read, and bytes of an archive unpacked at a time; they bound
+temporaries as `PIECE` does."""
 PATH_PARTS, LEVELLED_STEPS = 8, 8
-"""Blocks of a chain's draws with gradients, and steps of a chain between shifts."""
+"""Blocks of a chain's draws with gradients, of which one is in memory; and steps of a chain between
+shifts of its maxima, which cost a pass each and keep digits."""
 
 # Sizes from which another way is faster, or a smaller one enough.
 COMPARED_STATES, TABLED_CLAUSE = 64, 6
-"""States of automata that are compared by value, to share a block; literals of a clause that is a
-table, while longer ones are automata."""
+"""States of automata that are compared by value, so that equal ones share a block; and literals of
+a clause that is a table, while longer ones are automata."""
 LISTED_VARIABLES, LISTED_NAMES, SLOW_NAMES = 2**10, 2**12, 2**5
-"""Variables that are kept as objects, a third of a MB; names of their states, half a MB; and names
-of one variable, which are slow to make."""
+"""Variables that are kept as objects once made, a third of a MB; names of their states, half a MB;
+and names of one variable, from which on they are slow to make. What is not kept is made again on
+each access."""
 FEW_NAMES = 2**3
-"""Names left that Python finds one by one."""
+"""Names left in a look-up by hashes that Python finds one by one."""
 ERROR_STATES, WARNING_STATES, SUMMED_RULES = 2048, 256, 2**12
-"""States of each side whose errors under features are measured, and for a warning; rules that
-errors are summed over: of more, a sample stands for all."""
+"""States of each side whose errors under features are measured, and for a warning; and rules that
+errors are summed over. Of more a random sample stands for all: errors are then estimates."""
 ROW_MEAN, ROWS_TRIED = 2.0**20, 16
-"""Mean cells of a row from which products of whole batches are as fast; rows whose work is measured
-for a plan, with most gaps, and as many of all."""
+"""Mean cells of a row of evidence from which products of whole batches are as fast as rows by
+themselves (`bnlearn.py --rows`); and rows whose work is measured for a plan: so many with most
+gaps, and as many of all."""
 RANKED_ENTRIES, RANKED_GAIN = 2**18, 4
 """Entries of all low-rank factors as tables, and their ratio to those of both sides of the factors,
-from which sums are over ranks."""
+from which on sums over ranks repay the variables that they add."""
 SMALL_CELLS, SMALL_FACTORS = 2**16, 2**10
-"""Cells of all buckets of a small graph, and its factors: compiled code answers for it in half a
-millisecond, while to recognise a chain and to answer for it takes 1.3 milliseconds at least."""
+"""Cells of all buckets of a small graph, and its factors, up to which the auction is skipped:
+compiled code answers in half a millisecond, while to recognise a chain and to answer for it takes
+1.3 milliseconds at least (`small.py`)."""
 BUCKETS_CALL, BUCKETS_VARIABLE, BUCKETS_CELL = 2e-5, 4e-7, 5e-9
-"""Seconds of log Z and marginals by buckets: of any, for each variable and for each cell."""
+"""Seconds of log Z and marginals by buckets: of any call, for each variable and for each cell
+(`small.py`)."""
 BUCKET_LEVELS = 16
 """Levels of buckets up to which torch takes second derivatives of log Z in less time than a plan
 and a contraction take; alarm has 9, a chain of 100 variables with 10 states 51."""
 SOLVED_TREES, PATH_NODES, PAIRED_COLUMNS = 2000, 600, 8
-"""Variables whose spanning trees are counted by a linear solve, nodes of a picture laid out by
-shortest paths, and columns of which all products are made at once."""
+"""Variables whose spanning trees are counted by a linear solve, cubic in them; nodes of a picture
+that is laid out by shortest paths, quadratic; and columns of which all products are made at once
+for Gaussian emissions."""
 DENSE_RULES = 200.0
 """Entries of a table of rules for each rule below which it is faster than a list, from measurements
 of 20 to 200 symbols."""
 ELIMINATED_ITEMS = 8
-"""Sentences from which all their best trees at once are faster than one by one."""
+"""Sentences from which on the best trees of all of them at once are faster than one by one."""
 RECOGNISED_CHECKS, RECOGNISED_WORK = 20, 1e9
-"""Open checks of a graph that is answered as a parity model (tables of 64 MB), and multiply-adds
-of its sweep, about a second."""
+"""Open checks of a graph that is answered as a parity model, or open rows and columns as a
+matching, whose tables take 64 MB; and multiply-adds of a parity sweep, about a second. Beyond them
+other routes are asked first."""
 MOST_MATCHING_BITS, KEPT_MATCHING_BITS = 16, 9
-"""Rows and columns that are open at once in the widest sweep over matchings; and in the widest one
-whose steps are kept for other models."""
+"""Rows and columns that are open at once in the widest sweep over matchings, 2^16 sets; and in the
+widest one whose steps are kept for other models (`matching.py`)."""
 MATCHING_PART, RECOGNISED_MATCHING = 1 << 22, 3e7
-"""Log-values of a sweep over matchings that are held together, for gradients (about 100 MB); and
-those of a graph that is answered as a matching, about three seconds."""
+"""Log-values of a sweep over matchings that are held together for gradients, about 100 MB, more
+being computed again; and those of a graph that is answered as a matching, about three seconds."""
 QUICK_MATCHING = 64
-"""Log-values of a sweep over matchings for which no other order is tried."""
+"""Log-values of a sweep over matchings below which no other order is tried, as trying takes
+longer."""
 FEWEST_SITES, MOST_PADDED = 3, 2
-"""Variables of a chain in a graph, fewer being contracted as fast; most sites for each of them."""
+"""Variables of a chain in a graph, fewer being contracted as fast; and most sites, padding
+included, for each variable of several chains."""
 ROWS_BESIDE = 8
-"""Rows of evidence that are solved side by side where they lack the same, as in `rows.h`."""
+"""Rows of evidence that are solved side by side where they lack the same variables: `kLanes` of
+`rows.h`, which must be the same number."""
 MOST_OFFSETS = 16
 """Offsets of a band that have a rule each, which takes a fifth of the time of looking them up."""
 
 # Rates beside those above.
 STEP_LAUNCHES, MACHINE_STEP, MACHINE_PRODUCT, HOST_COPIES = 7, 1e-7, 1e-10, 2e-4
 """Launches on a GPU of a step of a chain's recursion; seconds of a step of an item on the compiled
-machine, of each multiply-add there, and of copies between a GPU and the host: estimates, which were
-not measured on a GPU."""
+machine, of each multiply-add there, and of copies between a GPU and the host. These decide between
+both, and are estimates that were not measured on a GPU."""
 ASSUMED_SWEEPS, CLUSTER_PASSES, DAMPED_SWEEP = 20, 3, 1.2
 """Sweeps that clusters are assumed to need, passes over a cluster's table for each link and sweep,
-and the cost of a damped sweep, in sweeps."""
+and the cost of a damped sweep, in sweeps. They predict time; sweeps end by their residual."""
 MESSAGES_BEGIN, LAYER_BEGINS, POTENTIALS_BEGIN = 1e5, 4e4, 6e5
 """Overhead in operations of the messages of all factors of a kernel, of those of a layer, and of
 potentials that answer messages themselves."""

@@ -18,7 +18,7 @@ from rdpgraph.model.graph import FactorGraph
 from rdpgraph.model.potentials.table import Table, looked_up
 from rdpgraph.model.restriction import Support
 
-_CONFIGURATIONS = 16  # followed at most, one for each replicate
+_CONFIGURATIONS = 16  # configurations followed at most, one for each replicate
 _ARITY, _STEPS = 16, 64  # variables of a factor, and steps of a path, beyond which no bound is made
 
 

@@ -29,7 +29,7 @@ _TARGETS = {
     "shift_detectors": "a number of detectors",
     "repeat": "a count, and then {",
 }
-_MOST = 10_000_000  # errors, detectors and observables of a file
+_MOST = 10_000_000  # errors, detectors and observables that a file may make us hold
 
 
 @dataclass(frozen=True)

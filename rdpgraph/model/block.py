@@ -306,7 +306,7 @@ def tabulated(blocks: Sequence[Block]) -> Iterator[tuple[list[int], Tensor]]:
         yield scopes[place][row], table
 
 
-_SHOWN = 6  # entries of a list
+_SHOWN = 6  # entries of a list shown in a text
 
 
 def outliving(

@@ -13,8 +13,8 @@ from rdpgraph.model.potentials.lowrank import LowRank
 from rdpgraph.nn.words import FeatureMap, checked_tokens, log_frequencies
 from rdpgraph.structures.chain.model import Chain
 
-_TOLERANCE = 1e-6  # of messages, relative
-_SWEEPS = 500  # at most
+_TOLERANCE = 1e-6  # largest change of a message at which sweeps have converged
+_SWEEPS = 500  # most sweeps of messages; what has not converged by then says so
 
 
 class MarkovField(nn.Module):

@@ -106,7 +106,7 @@ def _network(inputs: int, hidden: int, outputs: int) -> nn.Module:
     return nn.Sequential(nn.Linear(inputs, hidden), nn.Tanh(), nn.Linear(hidden, outputs))
 
 
-_COLLAPSED = 0.01  # nats a token
+_COLLAPSED = 0.01  # nats a token of what the states say, below which the posterior has collapsed
 
 
 class Objective(NamedTuple):

@@ -97,7 +97,7 @@ def require_known(what: str, tokens: Tensor, vocabulary: int) -> None:
         raise EvidenceError(f"{what} got token {int(wrong[0])}; use 0 to {vocabulary - 1}.")
 
 
-_FEW = 0.005  # share of the vocabulary
+_FEW = 0.005  # share of the vocabulary that moves in a round, below which exchange ends
 _ROUNDING = 1e-9  # nats that two sums of the same terms may differ by
 
 

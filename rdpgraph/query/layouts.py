@@ -20,7 +20,7 @@ Places: TypeAlias = NDArray[np.floating[Any]]
 Point: TypeAlias = tuple[float, float]
 Scope: TypeAlias = tuple[int, ...]
 
-_SWEEPS = 24  # of layers, down and up
+_SWEEPS = 24  # sweeps over layers, down and up, that uncross edges
 _GAP = 0.25  # between neighbours of a layer, in inches
 _BETWEEN = 0.55  # between layers
 _BEND = 0.12  # width of an edge that crosses a layer

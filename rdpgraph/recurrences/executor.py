@@ -54,7 +54,7 @@ _SIGNATURES = {
 
 _PLANS = 4096  # sizes whose records are kept: 40 microseconds to make, kilobytes to keep
 _FEW_ITEMS = 64  # of a batch whose goals are kept: kilobytes
-_IDLE = 4  # runs of a program and sizes that wait for the next call
+_IDLE = 4  # runs of a program and sizes that wait for the next call, and keep their memory
 _IDLE_SIZES = 16  # programs and sizes of which runs wait
 _IDLE_NUMBERS = 1 << 20  # numbers of a run that waits; larger ones take longer to fill than to make
 

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from rdpgraph._core import tuning
 from rdpgraph._core.arguments import typed
+from rdpgraph._core.numbers import ROUNDING
 from rdpgraph._core.types import broadcast_shapes
 from rdpgraph.errors import ModelError, UnsupportedError
 from rdpgraph.interface.structure import Structure
@@ -20,8 +21,6 @@ from rdpgraph.model.graph import FactorGraph
 
 _MOST_SCORED = tuning.MOST_ENUMERATED // 4  # configurations of a structure
 
-ROUNDING = 1e-6
-"""Tolerance of weights."""
 
 SIGMAS = 6.0
 """Tolerance of means in standard errors; a correct one fails once in 10^9."""

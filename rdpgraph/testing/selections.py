@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from rdpgraph._core.arguments import typed
+from rdpgraph._core.numbers import ROUNDING
 from rdpgraph._core.types import broadcasts
 from rdpgraph.estimate.estimator import Setting
 from rdpgraph.estimate.proposals import Proposal, Scores
@@ -24,7 +25,7 @@ from rdpgraph.model.potentials.table import Table
 from rdpgraph.model.restriction import Support
 from rdpgraph.model.variable import VariableArray
 from rdpgraph.structures.chain.model import Chain
-from rdpgraph.testing.enumeration import ROUNDING, agree, agree_on_average, close, seeded
+from rdpgraph.testing.enumeration import agree, agree_on_average, close, seeded
 
 LAST = 1.0 - 2.0**-53
 """Largest number of a uniform draw."""

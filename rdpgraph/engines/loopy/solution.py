@@ -281,7 +281,7 @@ class LoopySolution(Approximation):
                 yield self.allowance.left(effort.LOOPY_REPAIR)
         else:
             with counted(Counter()):
-                yield effort.BOUND_SECONDS
+                yield effort.IMPROVING_SECONDS
 
     def variable_marginals(self) -> Tensor:
         if self.network.impossible:
@@ -412,7 +412,7 @@ class LoopySolution(Approximation):
     def _repaired(self) -> Searched:
         states = self.mode()
         # Without a limit the search is as long on every machine.
-        allowance, left = self.allowance, effort.REPAIR_SECONDS
+        allowance, left = self.allowance, effort.IMPROVING_SECONDS
         with counted(Counter()) if allowance is None else allowance.spending():
             given = scored_in_graph(self.network.graph, states)
             if bool(given.found.all()):

@@ -35,7 +35,7 @@ _LETTERS = re.compile(
     re.DOTALL | re.VERBOSE,
 )  # fmt: skip
 _VERBOSE_BLANK = re.compile(r"[ \t\n\r\v\f]+|#[^\n]*")
-_DEEPEST = 100  # operators and parentheses inside of each other
+_DEEPEST = 100  # operators and parentheses inside of each other; Python stops at a thousand calls
 _SIGNS: dict[str, Copies] = {"*": (0, None), "+": (1, None), "?": (0, 1)}
 _ANCHOR = "whole texts are matched, so leave it out"
 _BOUNDARY = r"name the characters beside it instead, as in '(.*\W)?word(\W.*)?'"

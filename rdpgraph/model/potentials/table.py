@@ -149,7 +149,7 @@ def looked_up(values: Tensor, index: Sequence[Tensor]) -> Tensor:
     return values.view(-1).index_select(0, number.flatten()).reshape(number.shape)
 
 
-_TOLERANCE = 1e-4  # of sums
+_TOLERANCE = 1e-4  # by which sums of given probabilities may differ from one
 
 
 @dataclass(frozen=True, eq=False)

@@ -12,6 +12,7 @@ from rdpgraph._core.portable import in_full_precision
 from rdpgraph._core.types import broadcasts
 from rdpgraph.errors import EvidenceError, ModelError
 from rdpgraph.logspace.logmatrix import log_products
+from rdpgraph.model.evidence import MISSING
 from rdpgraph.model.potentials.lowrank import LowRank
 from rdpgraph.model.potentials.operators import PairOperator
 from rdpgraph.model.potentials.potential import Potential
@@ -167,9 +168,6 @@ _INTEGERS = (torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8)
 
 def _shape(tensor: Tensor) -> tuple[int, ...]:
     return tuple(tensor.shape)
-
-
-MISSING = -1  # an observation
 
 
 def hmm_unary(

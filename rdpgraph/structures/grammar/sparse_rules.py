@@ -16,7 +16,8 @@ from rdpgraph.errors import ModelError
 from rdpgraph.model.potentials.table import as_whole, checked_log_values, settle
 from rdpgraph.structures.grammar.rules import Rules, items_of, within_budget
 
-_SUMMED = 16  # rules that are summed at once
+_SUMMED = 16
+"""Rules that are summed at once: calls are saved, and temporaries are so many times larger."""
 _MOST_STATES = 2**20  # three states fit an integer of 64 bits
 
 

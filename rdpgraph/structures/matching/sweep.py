@@ -120,7 +120,7 @@ def _written_out(
 _PLANS: WeakKeyDictionary[Pairs, OrderedDict[bytes, tuple[list["MatchingSweep"], Flags]]] = (
     WeakKeyDictionary()
 )
-_MOST_PLANS = 4  # of each `Pairs`, by the pattern of pairs that are possible
+_MOST_PLANS = 4  # plans that are kept of each `Pairs`, by the pattern of pairs that are possible
 
 
 def sweeps(pairs: Pairs, possible: Flags) -> tuple[list["MatchingSweep"], Flags]:
