@@ -133,7 +133,11 @@ class LinearChain(Distribution):
 
     @property
     def mode(self) -> Tensor:
-        """(*batch, steps) one most probable sequence."""
+        """Return a most probable sequence of each item, (*batch, steps).
+
+        States beyond the length are -1. Where several sequences are equally probable, it is one of
+        them.
+        """
         return self.chain.mode()
 
     def log_prob(self, value: Tensor) -> Tensor:

@@ -33,7 +33,10 @@ def printable(text: str) -> str:
 
 
 def in_a_line(text: str) -> str:
-    """Text on one printable line, long words and texts without their middles."""
+    """Return a text on one printable line.
+
+    The middles of long words and of long texts are left out.
+    """
     line = printable(" ".join(text.split()))
     return _LONG.sub(r"\1 ... \2", _LONG_WORD.sub(r"\1...\2", line))
 

@@ -56,9 +56,12 @@ def present(name: str, value: Any, error: type[RdpgraphError] = ModelError) -> A
 
 
 def filled(value: Any, missing: float | None) -> Any:
-    """The plain array or tensor with ``missing`` at absent entries; other values as they are.
+    """Return a masked array or tensor as a plain one, with ``missing`` at absent entries.
 
-    Numbers become float64 for a NaN, int64 for a whole number, and objects for None.
+    Any other value comes back as it is.
+
+    The type of the result follows from ``missing``: float64 for NaN, int64 for a whole number, and
+    objects for None.
     """
     if not is_masked(value):
         return value

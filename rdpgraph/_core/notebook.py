@@ -45,7 +45,7 @@ def table(title: str, rows: Iterable[tuple[str, str]], below: str = "") -> str:
 
 
 def bars(probabilities: Sequence[float], names: Iterable[object]) -> str:
-    """A bar for each state, its length in proportion to the probability."""
+    """Return HTML of a bar for each state, whose length is in proportion to its probability."""
     shown = [
         f'<span style="{_BAR};width:{80 * min(max(each, 0.0), 1.0):.0f}px"></span>'
         f"{each:.3f} {_text(str(name))}"
@@ -112,9 +112,11 @@ def _arrowhead(start: Point, end: Point, dot: float) -> str:
 
 
 def circle(names: Sequence[str], scopes: Iterable[Sequence[str]], *, arrows: bool = False) -> str:
-    """Variables in a circle, with a square for each factor over two or more.
+    """Return an SVG of variables in a circle, with a square for each larger factor.
 
-    With arrows the scopes are pairs of variables, each joined by one.
+    A larger factor is one over two or more variables. With ``arrows`` the scopes are pairs of
+    variables, and an arrow goes from the first to the second. The text is empty for too many
+    variables.
     """
     radius = max(1.0, len(names) / 5)
     places: dict[object, Point] = {}

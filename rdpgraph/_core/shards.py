@@ -96,7 +96,10 @@ class Shard:
         return _apply(self._gathering(dim), self._cutting(dim), part)
 
     def stack(self, values: Tensor) -> Tensor:
-        """(processes, ...) values of one shape of all processes."""
+        """Return the values of all processes, (processes, ...).
+
+        Every process calls this, with values of one shape.
+        """
         each = Shard(self.group, self.rank, (1,) * len(self.sizes))
         return each.gather(values.unsqueeze(0), 0)
 

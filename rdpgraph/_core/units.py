@@ -12,7 +12,7 @@ def quantity(value: float) -> str:
 
 
 def duration(seconds: float) -> str:
-    """A time in readable units."""
+    """Return a time as text in a readable unit, as "20 ms", "3.1 s" or "5 minutes"."""
     if seconds < 1e-3:
         return "1 ms"
     if seconds < 1:

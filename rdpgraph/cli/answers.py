@@ -416,7 +416,10 @@ def _error_bars(
 
 
 def worth(answer: Answer) -> str:
-    """The quality of the answer: exact, or the kind of approximation."""
+    """Return in a few words how much the answer can be relied on.
+
+    It says that the answer is exact, or which kind of approximation it is.
+    """
     status = answer.status
     kind = "exact" if status.exact else "approximate"
     if isinstance(answer.posterior.solution, RestrictedSolution) and not status.exact:

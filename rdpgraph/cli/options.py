@@ -55,7 +55,7 @@ def memory(text: str) -> float:
 
 
 def seconds(text: str) -> float:
-    """Seconds of ``60s``, ``2m``, ``500ms``, ``60``."""
+    """Read a time such as ``60s``, ``2m``, ``500ms`` or ``60``, in seconds."""
     match = re.fullmatch(r"\s*([0-9.]+(?:e[0-9]+)?)\s*(ms|s|min|m|h|)\s*", text, re.IGNORECASE)
     factor = _SECONDS[match[2].lower()] if match else 1.0
     return _amount(text, match, factor, _MOST_SECONDS, "a time such as 60s or 2m")

@@ -134,7 +134,10 @@ def answers(
 
 
 def as_text(rows: Sequence[dict[str, Any]], parses: Parsed, style: ParseFormat) -> str:
-    """Lines, one for each tree, span or sentence; or JSON, null for impossible ones."""
+    """Return the answers as lines, one for each tree, span or sentence, or as JSON.
+
+    A number that is minus infinity is null in JSON.
+    """
     if style is ParseFormat.JSON:
         for row in rows:
             if row["log_partition"] == -math.inf:

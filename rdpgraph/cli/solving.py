@@ -62,7 +62,7 @@ def scheduler_of(
     sweeps: int | None,
     report: Callable[[object], None],
 ) -> Auto | Contraction | JoinGraph | Loopy:
-    """The scheduler that the options ask for, which tells of its sweeps."""
+    """Return the scheduler that the options ask for. It reports its sweeps by ``report``."""
     iterative = method in (Method.LOOPY, Method.JOIN)
     if not iterative and (damping is not None or sweeps is not None):
         raise typer.BadParameter("--damping and --sweeps need --method loopy or --method join")

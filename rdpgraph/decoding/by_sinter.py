@@ -51,6 +51,6 @@ class SinterDecoder(_Base):
         self.keep = keep
 
     def compile_decoder_for_dem(self, *, dem: Any) -> _CompiledParity:
-        """A decoder of a detector error model."""
+        """Return a decoder of a stim.DetectorErrorModel, as sinter calls it."""
         model = ParityModel.from_dem(dem)
         return _CompiledParity(CosetDecoder(model, self.keep))

@@ -581,7 +581,10 @@ class WindowDecoder:
             )  # fmt: skip
 
     def decide(self, pieces: Iterable[Any]) -> Iterator[Tensor]:
-        """(*batch, observables) the decisions of `decode` alone, sooner."""
+        """Return the decisions of `decode` alone, (*batch, observables) after each window.
+
+        This is faster than `decode`, as it finds no confidence.
+        """
         return (found.observables for found, _ in self._decode(pieces, bounded=False))
 
     @torch.no_grad()

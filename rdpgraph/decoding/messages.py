@@ -17,7 +17,9 @@ from rdpgraph.structures.parity.sweeps import checked_syndrome
 
 @dataclass(frozen=True, eq=False)
 class Messages:
-    """The results of the last messages, also for a shot whose checks are not satisfied.
+    """What belief propagation ended with, for each shot.
+
+    A shot whose decisions leave checks violated has its last messages here, too.
 
     Attributes:
         errors: (*batch, errors) int64 decisions.
@@ -106,7 +108,11 @@ class MessagesDecoder:
         object.__setattr__(self, "_edges", parts)
 
     def decode(self, syndrome: Any) -> Tensor:
-        """(*batch, errors) decisions given syndromes (*batch, checks)."""
+        """Return the decisions (*batch, errors), given syndromes (*batch, checks).
+
+        A decision is 1 where an error is believed to have happened. Where messages did not
+        converge, decisions leave checks violated: `run` says how many.
+        """
         return self.run(syndrome).errors
 
     def run(self, syndrome: Any, log_odds: Any = None) -> Messages:

@@ -74,7 +74,10 @@ class Peers:
                 )
 
     def asked(self, question: str) -> None:
-        """Refuse ranks that ask different questions, as messages of other sizes end a process."""
+        """Raise an error on every rank if ranks ask different questions.
+
+        Otherwise they would send messages of different sizes, which ends the process.
+        """
         self.require_alike("questions", question)
 
     def require_one_state(self, generator: torch.Generator | None) -> None:
@@ -110,7 +113,7 @@ class Peers:
         return safe_log(total) + peak
 
     def stacked(self, local: Tensor) -> Tensor:
-        """(R, ...) tensors of one shape of all ranks."""
+        """Return the tensors of all R ranks, (R, ...). Every rank calls this, with one shape."""
         return self.gathered(local.unsqueeze(0), (1,) * self.ranks)
 
     def gathered(self, rows: Tensor, counts: Sequence[int]) -> Tensor:

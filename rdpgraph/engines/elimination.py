@@ -144,7 +144,10 @@ def draw(
     tables: Tables, order: ConditionedOrder, states: Integers, count: int,
     rng: "np.random.Generator",
 ) -> Integers:  # fmt: skip
-    """Return (count, V) exact draws given the fixed variables; log-values must be finite."""
+    """Return (count, V) exact draws of all other variables given the fixed ones.
+
+    Log-values must be finite.
+    """
 
     def reduced(step: tuple[int, ...], joint: Floats) -> tuple[Floats, Floats]:  # noqa: ARG001
         message = _log_sum(joint)

@@ -229,7 +229,10 @@ def _matched(parts: list[Floats], weights: list[float], *, most: bool) -> list[F
 def varying(
     scope: tuple[int, ...], message: Floats, *, lower: bool = False
 ) -> tuple[tuple[int, ...], Floats]:
-    """A message without the dims along which it is constant, up to rounding; still a bound.
+    """Return a message without the dims along which it is constant up to rounding.
+
+    What is left is still a bound, as the largest value (or the least, for a lower bound) stands for
+    all.
 
     Sums of conditional probabilities without evidence below them are constant, for one.
     """

@@ -123,7 +123,8 @@ class Moves:
 class ComponentSum:
     """The log-sums over a connected component of summed variables.
 
-    They depend on the states of the variables around the component alone, and are kept by these.
+    Such a sum depends only on the states of the variables around the component. It is kept under
+    these, and looked up when they come again.
     """
 
     def __init__(

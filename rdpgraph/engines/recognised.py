@@ -93,7 +93,10 @@ def _network_held(graph: FactorGraph) -> Network | None:
 
 
 def graph_held(graph: FactorGraph, which: Tensor | None = None) -> FactorGraph:
-    """The graph with factors in place of the evidence on some variables, (V,); None: on all."""
+    """Return the graph with evidence on some variables (V,) written as factors.
+
+    Such a factor is 0 at the observed state and -inf elsewhere. None stands for all variables.
+    """
     if graph.observed is None:
         return graph
     seen = (graph.observed != MISSING).reshape(-1, graph.num_variables).any(0)

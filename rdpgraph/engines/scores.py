@@ -11,7 +11,10 @@ from rdpgraph.model.potentials.table import Table
 
 
 def score_range(graph: FactorGraph, states: Tensor) -> tuple[Tensor, Tensor]:
-    """(B,) and (B,) scores of configurations (B, V) in float64, rounded down and up (nats)."""
+    """Return lower and upper ends (B,) of the scores (nats) of configurations (B, V).
+
+    The score lies between them whatever rounding does in float64.
+    """
     states = states.reshape(*graph.batch_shape, graph.num_variables)
     with torch.no_grad():
         clash, every, _ = log_values_at(

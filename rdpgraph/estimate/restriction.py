@@ -254,7 +254,11 @@ class RestrictedSolution(Solution):
         return self.replicates.log_partitions
 
     def on_all(self) -> list[Structure]:
-        """Per replicate the structure on all states, weights added; -inf: not kept."""
+        """Return for each replicate a structure over all states that stands for the kept ones.
+
+        Its unary potentials have the log-weights of the kept states added, and are -inf at states
+        that were not kept.
+        """
         structure, layout = self.restriction.original, self._layout
         assert isinstance(structure, Structure)
         size = layout.batch * layout.num_states

@@ -108,7 +108,10 @@ class FullCovariance(Covariance):
         self.below = nn.Parameter(logs.new_zeros(*logs.shape, logs.shape[-1]))
 
     def roots(self) -> Tensor:
-        """(K, V, M, M) lower Cholesky factors."""
+        """Return the lower Cholesky factors (K, V, M, M), by component and label.
+
+        The covariance of each is L L^T.
+        """
         return torch.stack([self._root(component) for component in range(len(self.below))])
 
     def projected(self, given: Conditional, component: int, labels: slice = slice(None)) -> Tensor:

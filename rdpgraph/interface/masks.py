@@ -55,7 +55,10 @@ class Masked(ABC):
 
     @abstractmethod
     def expected(self) -> Expected:
-        """The exact averages."""
+        """Return the exact expectations within the mask.
+
+        They are those of the answers, of what the model counts, and of the score.
+        """
 
     @abstractmethod
     def draw(self, generator: torch.Generator | None) -> Draw:
@@ -120,7 +123,7 @@ class Masks(ABC):
 
     @abstractmethod
     def masked(self, required: Tensor, forbidden: Tensor) -> Masked:
-        """The model with some answers held.
+        """Return the model in which some questions have a given answer.
 
         Args:
             required: (chains, *batch, *questions) bool: yes.
@@ -168,5 +171,5 @@ class StructureMasks(Masks):
         return lengths.reshape(self.items).to(device)
 
     def chains(self, lead: tuple[int, ...]) -> int:
-        """The number of chains in (chains, *batch)."""
+        """Return the number of chains in leading dims (chains, *batch)."""
         return math.prod(lead) // self.items if self.items else 0

@@ -231,7 +231,9 @@ class Structure(Opaque, ABC):
         return (float(sum(site[-1:])), -float(sum(site[:-1])))
 
     def joined(self, used: Mapping[tuple[int, ...], int]) -> list[tuple[Any, Any]]:
-        """The pairs of sites that a configuration joins; by default each and the next one.
+        """Return the pairs of sites that a configuration joins, for pictures.
+
+        The default joins each used site with the next one.
 
         Args:
             used: the sites that it uses, in order, and their states.
@@ -447,7 +449,10 @@ class Registry:
         }
 
     def recognise(self, graph: FactorGraph) -> Match | None:
-        """The first structure that recognises a graph."""
+        """Return the match of the first structure that recognises a graph; None if none does.
+
+        Structures are asked in the order of their registration.
+        """
         kept = _RECOGNISED.get()
         if kept is not None and kept and kept[0][0] is graph:
             return kept[0][1]

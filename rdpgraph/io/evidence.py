@@ -314,7 +314,10 @@ def format_mar(marginals: Sequence[Any]) -> str:
 
 
 def format_map(states: Sequence[int]) -> str:
-    r"""The text of an MPE result: a state for every variable, in the model's order.
+    r"""Return the text of an MPE result in UAI format.
+
+    It is the word MPE, and on the next line the number of variables and a state for each, in the
+    model's order.
 
     Example:
         >>> format_map([0, 2, 1])

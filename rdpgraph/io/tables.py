@@ -158,10 +158,11 @@ def graph_of(
 
 
 def probabilities(graph: FactorGraph, form: str) -> tuple[list[Scoped], bool]:
-    """Scopes and values >= 0 of all factors; True where they are P(last | others).
+    """Return scopes and values of all factors, and whether they are conditional.
 
-    Of other graphs, factors over no variable are multiplied into the first one, and variables
-    without a factor have one of ones.
+    Values are the exponentials of log-values. They are conditional in a Bayesian network, where
+    each table is P(last variable | others). In other graphs, factors over no variable are
+    multiplied into the first one, and variables without a factor have one of ones.
     """
     parts, directed = list[Scoped](), False
     if graph.num_factors == graph.num_variables:

@@ -201,7 +201,7 @@ def _require_encoding(encoding: str) -> None:
 
 
 def declared_encoding(head: bytes) -> str | None:
-    """The encoding that the first bytes of a text say, where that is not UTF-8."""
+    """Return the encoding that a byte order mark or an XML declaration names; None for UTF-8."""
     for mark, encoding in _MARKS:
         if head.startswith(mark):
             return encoding

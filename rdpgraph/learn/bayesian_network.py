@@ -276,7 +276,10 @@ class BayesianNetwork(Arguments):
         return {name: error for name, (error,) in errors.items()}
 
     def aic(self, data: Any) -> float:
-        """The criterion of Akaike: less is better."""
+        """Return Akaike's criterion, 2 k - 2 log-likelihood (nats); smaller is better.
+
+        k is the number of free parameters.
+        """
         values = self.log_likelihood(data)
         return 2 * self.free_parameters_ - 2 * float(values.sum())
 

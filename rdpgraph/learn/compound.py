@@ -238,7 +238,7 @@ class Mixture(Emission):
         return replace(super().at(free[:own]), emission=self.emission.at(free[own:]))
 
     def estimates(self) -> tuple[Tensor, ...]:
-        """The weights, and those of the emission."""
+        """Return what is fitted: the log-weights of components, and tables of the emission."""
         return *super().estimates(), *self.emission.estimates()
 
     def sample(self, states: Tensor, generator: torch.Generator | None = None) -> Tensor:

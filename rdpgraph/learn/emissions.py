@@ -422,7 +422,7 @@ def settle(emission: Emission, *names: str) -> None:
 
 
 def check_prior(emission: Emission, name: str, least: float = 0.0) -> None:
-    """Refuse priors that are not finite, or below a bound."""
+    """Raise `ModelError` for a prior that is not finite, or less than ``least``."""
     given = present(f"{type(emission).__name__}'s {name}", getattr(emission, name))
     given = torch.as_tensor(given)
     if not bool((given.isfinite() & (given >= least)).all()):

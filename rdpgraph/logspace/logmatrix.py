@@ -96,7 +96,10 @@ def safe_log(values: Tensor) -> Tensor:
 
 
 def streamed_max(left: Tensor, right: Tensor, block: int) -> Tensor:
-    """Maximum over the first dim of sums of logs that broadcast, in blocks of so many sums."""
+    """Return max over the first dim of ``left + right``, which broadcast.
+
+    The sums are made in blocks of ``block`` elements, so that they are never in memory together.
+    """
     best: Tensor | None = None
     for one, other in _pieces(left, right, block):
         part = (one + other).amax(0)
@@ -106,7 +109,11 @@ def streamed_max(left: Tensor, right: Tensor, block: int) -> Tensor:
 
 
 def streamed_sum(left: Tensor, right: Tensor, block: int) -> Tensor:
-    """Log-sum-exp over the first dim, as `streamed_max`: exact at any range, no NaN."""
+    """Return the log-sum-exp over the first dim of ``left + right``, which broadcast.
+
+    It is made block by block as in `streamed_max`. It is exact whatever the range of values, and
+    -inf, not NaN, where all terms are.
+    """
     if len(left) == len(right) == 1:
         return left[0] + right[0]
     with torch.no_grad():
@@ -162,7 +169,7 @@ class LogMatrix:
     def times_columns(self, rows: Tensor) -> Tensor:
         """``logsumexp_j(rows_ij + logs_jk)``: (*lead, m, n) as (*lead, m, k), as `times`.
 
-        The product with the same exponentials from the other side.
+        It is the product with the transpose, and uses the exponentials that `times` has made.
         """
         scaled = rows + self.peaks.unsqueeze(-2)
         peak = _peak(scaled)

@@ -120,7 +120,10 @@ def _some_rows(given: Any, begin: int, end: int) -> Any:
 
 
 def row_name(given: Any, place: int, first: int = 0) -> str:
-    """The name of a row of evidence in errors: of a DataFrame that of its index."""
+    """Return what errors call a row of evidence.
+
+    It is the label in the index of a DataFrame, or else the number of the row.
+    """
     if is_frame(given):
         (label,) = given.index[place : place + 1].tolist()
         return repr(label)

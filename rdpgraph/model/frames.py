@@ -24,7 +24,11 @@ class Labels:
 
     @staticmethod
     def of(evidence: Any, earlier: "Labels | None" = None) -> "Labels | None":
-        """The labels of a DataFrame, whose rows are those of the earlier ones; else these."""
+        """Return the labels that answers take over from evidence.
+
+        They are those of a DataFrame, whose rows must be those of the earlier labels; after any
+        other evidence they are the earlier ones.
+        """
         if not is_frame(evidence):
             return earlier
         if earlier is not None:

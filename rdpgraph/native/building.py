@@ -118,7 +118,11 @@ def packaged(unit: Unit, level: str) -> Iterable[Path]:
 
 
 def levels_here() -> list[str]:
-    """The best level of this machine's processor, if Linux says its flags; else all that may be."""
+    """Return the x86-64 levels to look for.
+
+    It is the best one of this processor where Linux tells its flags, and otherwise every level that
+    it may have.
+    """
     if platform.machine() not in ("x86_64", "AMD64"):
         return ["base"]
     try:

@@ -92,6 +92,10 @@ def function(name: str, dtype: torch.dtype | None = None) -> Any:
 
 
 def threads(work: float, most: int | None = None, *, least: int = 2**18) -> int:
-    """The number of threads, ``most`` at most, for multiply-adds, ``least`` for each."""
+    """Return how many threads some work (multiply-adds) is worth.
+
+    Each gets ``least`` of the work or more, and there are at most ``most``, or as many as torch
+    uses.
+    """
     limits = torch.get_num_threads(), int(work) // least, *(() if most is None else (most,))
     return max(1, min(limits))

@@ -169,7 +169,9 @@ class MarkovField(nn.Module):
     forward = log_likelihood
 
     def log_partitions(self, longest: int) -> Tensor:
-        """(longest + 1,) log Z of all sequences of each length: O(V r^2 + longest r^2).
+        """Return log Z (nats) of all sequences of each length 0 to ``longest``, (longest + 1,).
+
+        Time is O(V r^2 + longest r^2).
 
         Raises:
             UnsupportedError: more lags than one.

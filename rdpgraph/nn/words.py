@@ -74,7 +74,10 @@ class FeatureMap(nn.Module):
 def checked_tokens(
     name: str, tokens: Tensor, lengths: Tensor | None, vocabulary: int | None = None
 ) -> tuple[Tensor, Tensor]:
-    """Tokens (B, T), 0 beyond the lengths, and lengths (B,); errors name the model."""
+    """Return tokens (B, T), 0 beyond the lengths, and lengths (B,), when they are valid.
+
+    Errors call the model ``name``.
+    """
     tokens = as_states(f"{name}'s tokens", tokens)
     if tokens.ndim != 2 or tokens.is_floating_point():
         raise EvidenceError(

@@ -133,7 +133,10 @@ def now() -> float:
 
 
 def count(operations: float) -> None:
-    """Advance the counter, if there is one, by the work since the last look."""
+    """Tell the clock how many operations were done since the last call.
+
+    Where time is counted and not measured, this is what advances it; otherwise it does nothing.
+    """
     counter = _counter.get()
     if counter is not None:
         counter.seconds += operations / tuning.OPERATIONS_PER_SECOND
@@ -142,8 +145,8 @@ def count(operations: float) -> None:
 class Meter:
     """Counted seconds of a piece of work whose result is cached.
 
-    In counted time a cached result takes as long as it did at first (`repeat`): else what is found
-    by a deadline would depend on what was planned before.
+    Where time is counted, a cached result takes as long as it did at first (`repeat`). Otherwise
+    what is found by a deadline would depend on what had been planned before.
     """
 
     def __init__(self) -> None:

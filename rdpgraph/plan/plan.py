@@ -35,7 +35,10 @@ class Budget:
         return None if self.measured else self.memory_bytes, self.seconds
 
     def resembles(self, other: "Budget") -> bool:
-        """Return whether a plan for one also serves the other, of equal keys."""
+        """Return whether a plan for one budget also serves the other, when their keys are equal.
+
+        Measured memory then differs little, and memory that was given not at all.
+        """
         ratio = self.memory_bytes / other.memory_bytes
         return 1 / _ALIKE <= ratio <= _ALIKE
 
@@ -253,7 +256,7 @@ class Plan:
 
 
 class Recent(Generic[Value]):
-    """Values of the keys asked for last, shared by threads."""
+    """A cache of the values of the keys that were asked for last. Threads share it."""
 
     def __init__(self, most: int) -> None:
         self._most, self._values, self._lock = most, OrderedDict[object, Value](), Lock()

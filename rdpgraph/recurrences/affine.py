@@ -107,7 +107,7 @@ class Affine:
 
 
 def evaluate_form(form: Affine, values: Mapping[str, Any]) -> Any:
-    """The number, or array of numbers, that a form is."""
+    """Return the value of a form: a number, or an array where values of its names are arrays."""
     total: Any = form.constant
     for name, times in form.terms:
         total = total + (values[name] if times == 1 else times * values[name])

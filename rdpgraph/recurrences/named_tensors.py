@@ -247,7 +247,10 @@ def entries_at(values: Tensor, flat: Tensor) -> Tensor:
 
 
 def merge_names(values: Tensor, names: Sequence[str]) -> NamedTensor:
-    """(items, *dims) with names; of two dims of one name, the entries where both are the same."""
+    """Name the dims of values (items, *dims).
+
+    Of two dims of one name the diagonal is taken, the entries where both have the same value.
+    """
     names = [*names]
     for name in dict.fromkeys(names):
         while names.count(name) > 1:

@@ -117,7 +117,7 @@ class CellTable:
 
     @property
     def order_end(self) -> Affine:
-        """The largest order that a cell may have."""
+        """Return the largest order of a cell, as a form in sizes: the last step of the table."""
         ends = zip(self.axes, self.sizes, strict=True)
         up = {axis: size - 1 for axis, size in ends if self.order.coefficient(axis) > 0}
         down = {axis: Affine() for axis in self.axes if axis not in up}

@@ -105,7 +105,10 @@ class RowsSolution(Delegate):
 
     @property
     def cells_beside(self) -> float:
-        """The most cells of rows that a thread solves side by side, of 16 bytes each."""
+        """Return the most cells that rows which a thread solves side by side may have.
+
+        A cell takes 16 bytes.
+        """
         return min(tuning.CACHE_BLOCK / 8, self.memory / (64 * torch.get_num_threads()))
 
     @cached_property

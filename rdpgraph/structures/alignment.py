@@ -79,7 +79,11 @@ def ctc_unary(
     target_lengths: Tensor,
     blank: int,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """(batch, T + 2, 2 U + 3, 3) of `Alignment.ctc`, and the lengths of both sequences."""
+    """Return the unary potentials of `Alignment.ctc`, and the lengths of both sequences.
+
+    The potentials are (batch, T + 2, 2 U + 3, 3), over frames, labels with blanks between them, and
+    moves.
+    """
     log_probs = as_values("Alignment.ctc's log_probs", log_probs)
     targets, input_lengths, target_lengths = (
         as_whole(f"Alignment.ctc's {name}", part)

@@ -30,7 +30,11 @@ def checked_count(count: int, shape: Sequence[int] = ()) -> int:
 
 
 def checked_best(name: str, k: int, shape: Sequence[int]) -> int:
-    """A valid k for the k best of a shape; else `ModelError`, or `BudgetError` if too large."""
+    """Return k if it is valid for the k best of a shape.
+
+    It raises `ModelError` if k is no whole number above 0, and `BudgetError` if the answer would
+    not fit.
+    """
     if not is_whole(k, 1):
         raise ModelError(f"{name}.k_best needs a whole k >= 1; got {k!r:.80}.")
     from rdpgraph.plan.plan import require_room
@@ -51,7 +55,10 @@ def require_generator(generator: object) -> None:
 
 
 def drawn(generator: torch.Generator | None) -> Pick:
-    """A choice drawn in proportion to the exponentials."""
+    """Return a function that draws a column of each row of log-weights (n, m).
+
+    Columns are drawn in proportion to the exponentials.
+    """
     require_generator(generator)
 
     def pick(logs: Tensor) -> Tensor:
@@ -84,7 +91,10 @@ def uniform(
 
 
 def column(weights: Tensor, generator: torch.Generator | None) -> Tensor:
-    """(n,) a column of each row of weights (n, m), none of weight zero."""
+    """Draw a column of each row of weights (n, m), in proportion to them; return (n,).
+
+    A column of weight zero is never drawn.
+    """
     sums = weights.cumsum(-1)
     target = uniform((len(weights),), sums.device, generator, sums.dtype) * sums[:, -1]
     index = (sums <= target.unsqueeze(1)).sum(1)

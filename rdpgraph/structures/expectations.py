@@ -10,7 +10,10 @@ from rdpgraph.logspace.gradients import expectations
 
 
 def entropy(model: Structure) -> Tensor:
-    """(*batch,) nats: log Z less the expected score; 0 where nothing is possible."""
+    """Return the entropies (*batch,) in nats, log Z less the expected score.
+
+    They are 0 where nothing is possible.
+    """
     log_z, chances = _expected(model)
     alive = log_z.detach() > -math.inf
     nats = torch.where(alive, log_z, 0.0) - _mean_score(model, chances, log_z.ndim)

@@ -264,7 +264,10 @@ class Recurrence(Structure):
         return UNARY in self.program.by_name
 
     def with_unary(self, unary: Tensor) -> Self:
-        """The same structure with other unary potentials."""
+        """Return the structure with other unary potentials, (*batch, *sites, states).
+
+        Everything else is shared.
+        """
         return super().with_unary(unary) if self._has_sites else self
 
     # ---- sums ----

@@ -242,7 +242,10 @@ class Enumeration:
 
     @property
     def max_marginals(self) -> Tensor:
-        """(*batch, *sites, states)."""
+        """Return the best score of a configuration by the states it uses, (*batch, *sites, states).
+
+        Scores are in nats, unnormalised, and -inf where no configuration uses the state.
+        """
         flat, used = self.scores.reshape(len(self.scores), -1).T, self.uses > 0
         best = [torch.where(used, row.reshape(-1, 1, 1), -math.inf).amax(0) for row in flat]
         return torch.stack(best).reshape(self.structure.unary.shape)
@@ -261,7 +264,10 @@ class Enumeration:
 
     @property
     def probabilities(self) -> Tensor:
-        """(C, *batch); zero throughout where log Z is -inf."""
+        """Return the probability of each configuration, (C, *batch).
+
+        They are zero throughout where log Z is -inf.
+        """
         return _normalised(self.scores)
 
 

@@ -72,7 +72,7 @@ class Sweeper(ABC):
         """Return the messages after one sweep of these sets, and the (B,) largest changes."""
 
     def finish(self, messages: Messages) -> Messages:
-        """Return the messages in their common form; sweeps may go on after this."""
+        """Return the messages in the form that all sweepers share. Sweeps may go on after this."""
         return messages
 
     def residuals(self) -> Tensor:

@@ -177,9 +177,9 @@ def error_of(logs: Floats) -> float:
 def error_beside(logs: Floats, fewer: Floats) -> float:
     """Standard error of the log of a mean, given estimates by populations `FEWER` times smaller.
 
-    The smaller ones tell more if all the larger ones miss the same mass: by the gap of both means,
-    if that is no chance, and by their error, which should not fall faster than members are
-    added. Without smaller ones it is +inf.
+    Large populations that all miss the same mass agree, and their spread says nothing. The smaller
+    ones show it in two ways: their mean lies below by more than chance, and the error falls faster
+    from them to the large ones than members are added. Without smaller ones the error is +inf.
     """
     error, other = error_of(logs), error_of(fewer)
     if not math.isfinite(error) or not math.isfinite(other):

@@ -93,7 +93,10 @@ class Bounding:
         self, ends: tuple[Tensor, Tensor], temperature: float, known: Iterable[Tensor],
         seconds: float,
     ) -> tuple[Tensor, Tensor]:  # fmt: skip
-        """(B,) and (B,): bounds no wider than ``ends``, as by `below` and `above`."""
+        """Return bounds, (B,) and (B,), that lie within ``ends``.
+
+        They are the ends given, or what `below` and `above` find where that is tighter.
+        """
         lower, upper = (end.detach().double().cpu().expand(self.network.batch) for end in ends)
         if self.network.impossible:
             return torch.full_like(lower, -math.inf), torch.full_like(upper, -math.inf)

@@ -155,7 +155,7 @@ class MaskedGraph:
         return marginals, score
 
     def draw(self, count: int, generator: torch.Generator | None) -> Tensor:
-        """(count, states) bool: the states that the variables are in."""
+        """Draw configurations as (count, states) bool, True at the state of each variable."""
         domain = self.masks.model.domain
         if not self.log_partition > -math.inf:
             raise ImpossibleEvidenceError(

@@ -146,7 +146,7 @@ class Automaton(Stored):
         return [mask.nonzero().flatten().to(self.device) for mask in kept]
 
     def allows_every_state(self) -> bool:
-        """Return whether no state of a slot is ruled out while all states of the others are there.
+        """Return whether every state of every slot is part of some accepted configuration.
 
         False where the factors of a block differ in what they accept.
         """

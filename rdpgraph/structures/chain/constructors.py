@@ -272,7 +272,10 @@ def checked_symbols(
     owner: str, observations: Tensor, lengths: Tensor | Sequence[int] | None,
     emission: Tensor | LowRank,
 ) -> Tensor:  # fmt: skip
-    """(*batch, T) int64 symbols on the device of emissions (N, V); -1: missing, or beyond."""
+    """Return observed symbols as int64 (*batch, T), when they fit emissions (N, V).
+
+    They are on the device of the emissions, and -1 where one is missing or beyond the length.
+    """
     if is_masked(observations):
         observations = torch.as_tensor(filled(observations, MISSING))
     if not isinstance(observations, Tensor) or observations.is_floating_point():

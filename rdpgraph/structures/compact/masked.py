@@ -108,7 +108,10 @@ class ByItem:
         return self.item * self.shape[1] + self.place
 
     def rows(self, values: Tensor, absent: float) -> Tensor:
-        """(items, most, *dims) from values (n, *dims), and another one where there are no more."""
+        """Return values (n, *dims), sorted by item, as (items, most, *dims).
+
+        Behind the last value of each item stands ``absent``.
+        """
         made = values.new_full((math.prod(self.shape), *values.shape[1:]), absent)
         return made.index_copy_(0, self.flat, values).view(*self.shape, *values.shape[1:])
 

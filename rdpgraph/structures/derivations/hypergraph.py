@@ -39,10 +39,11 @@ class Hypergraph:
 
     @cached_property
     def listed(self) -> tuple[Tensor, Tensor, Tensor]:
-        """The hyperedges as a list of rows, one for each node, after one for no tail.
+        """Return the hyperedges as a list of rows, one for each node, after one for no tail.
 
-        (E,) their numbers, sorted by heads, (nodes + 2,) where rows begin, and last where the last
-        one ends, and (E, arity) the tails of the hyperedges in the list, 0 for none.
+        The results are (E,) the numbers of the hyperedges sorted by their heads; (nodes + 2,) where
+        each row begins, the last entry being the end; and (E, arity) the tails of the hyperedges in
+        this order, 0 for none.
         """
         order = self.heads.argsort(stable=True)
         every = torch.arange(self.nodes + 1, device=order.device)

@@ -223,7 +223,10 @@ def _starts(sorted_labels: Integers) -> Integers:
 
 
 def two_sides(count: int, ends: Iterable[tuple[int, int]]) -> list[int] | None:
-    """The side, 0 or 1, of each vertex, such that every edge joins both; None if there is none."""
+    """Return a side, 0 or 1, for each vertex such that every edge joins both sides.
+
+    It is None if the graph has a cycle of odd length.
+    """
     near: list[list[int]] = [[] for _ in range(count)]
     for one, other in ends:
         near[one].append(other)

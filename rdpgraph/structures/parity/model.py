@@ -321,7 +321,9 @@ class ParityModel(Structure):
         return best.to(self.unary.dtype).reshape(*self.states_shape, 2)
 
     def mode(self) -> Tensor:
-        """(*batch, errors) the most probable errors.
+        """Return the most probable errors that explain each syndrome, (*batch, errors).
+
+        Entries are 0 and 1. Where several sets of errors are equally probable, it is one of them.
 
         Raises:
             ImpossibleEvidenceError: no errors explain a syndrome.
@@ -419,7 +421,11 @@ class ParityModel(Structure):
 
     @classmethod
     def recognise(cls, graph: FactorGraph) -> Match | None:
-        """Binary variables with a potential each, under `Xor` of some; few open."""
+        """Recognise binary variables under `Xor` factors, where few checks are open at a time.
+
+        Other factors are over one variable each. None if the graph has others, or if every order
+        that is tried leaves too many checks open.
+        """
         if (parts := recognised(graph)) is None:
             return None
         parities, unary, syndrome, numbers = parts

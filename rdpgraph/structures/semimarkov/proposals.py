@@ -216,7 +216,10 @@ class SemiMarkovMasks(LabelMasks):
 
     @cached_property
     def best(self) -> Tensor:
-        """(B, T, N) the largest potential per step of a segment over each step; -inf: none."""
+        """Return the best score per step (nats) of a segment over each step, (B, T, N).
+
+        It is -inf where no segment with the label covers the step.
+        """
         steps, longest, _ = self.sites
         size = torch.arange(1, longest + 1, device=self.unary.device).unsqueeze(1)
         best = self.unary.new_full((len(self.unary), *self.questions), -math.inf)

@@ -197,7 +197,10 @@ def filled(states: Tensor, unary: Tensor) -> Segmentation:
 
 
 def ends_of(starts: Tensor, lengths: Tensor) -> Tensor:
-    """(*lead, B, T) whether a segment ends at a position."""
+    """Return (*lead, B, T) bool, True where a segment ends.
+
+    It ends before the start of the next one, or at the last position of the item.
+    """
     place = torch.arange(starts.shape[-1], device=starts.device)
     follows = pad(starts, (0, 1), value=True)[..., 1:]
     last = place == lengths.unsqueeze(1) - 1
