@@ -3,6 +3,7 @@
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields, is_dataclass, replace
+from itertools import combinations
 from typing import Any
 
 import numpy as np
@@ -239,8 +240,11 @@ def _counters(kept: list[Tensor]) -> tuple[tuple[Tensor, int], ...]:
 
 def _declared_block(block: FactorBlock, domain: Domain, declared: int) -> Block:
     dims = block.shape
-    columns = [_slot_numbers(slot, domain).expand(dims) for slot in block.scopes]
-    scopes = torch.stack([column.reshape(-1) for column in columns], dim=1)
+    # Numbers are written where they stay: of large graphs scopes are most of the memory.
+    scopes = torch.empty(*dims, len(block.scopes), dtype=torch.long, device="cpu")
+    for slot, column in enumerate(block.scopes):
+        scopes[..., slot] = _slot_numbers(column, domain)
+    scopes = scopes.reshape(-1, len(block.scopes))
     _refuse_repeats(scopes, domain)
     places = torch.arange(declared, declared + block.count, device="cpu")
     lead = block.potential.lead(len(block.scopes))
@@ -259,6 +263,13 @@ def _slot_numbers(slot: Slot, domain: Domain) -> Tensor:
 
 
 def _refuse_repeats(scopes: Tensor, domain: Domain) -> None:
+    # Slots of few variables are compared two by two, which is faster than sorting and needs no
+    # memory for a copy.
+    columns = scopes.unbind(1)
+    if len(columns) <= _COMPARED_SLOTS and not any(
+        bool((one == other).any()) for one, other in combinations(columns, 2)
+    ):
+        return
     ordered, slots = scopes.sort(dim=1, stable=True)
     again = (ordered[:, 1:] == ordered[:, :-1]).nonzero()
     if len(again):
@@ -307,6 +318,7 @@ def tabulated(blocks: Sequence[Block]) -> Iterator[tuple[list[int], Tensor]]:
 
 
 _SHOWN = 6  # entries of a list shown in a text
+_COMPARED_SLOTS = 4  # slots compared two by two: six pairs take no longer than a sort
 
 
 def outliving(

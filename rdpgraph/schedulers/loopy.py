@@ -215,7 +215,7 @@ def loopy_plan(network: Network, sweeps: int, why: str, *, memory: float | None 
         fits=not remedy,
         remedy=remedy,
         memory=memory,
-        num_variables=len(network.sizes),
+        num_variables=len(network.counts),
         num_factors=sum(factors),
         dropped_states=network.dropped,
         width=max((math.log2(cell) for cell in cells), default=0.0),
@@ -339,7 +339,7 @@ class JoinGraph(Scheduler):
         plan = Plan(
             route="join graph",
             why=why,
-            num_variables=len(network.sizes),
+            num_variables=len(network.counts),
             num_factors=topology.num_tensors,
             num_components=len(topology.components()),
             dropped_states=network.dropped,

@@ -240,7 +240,7 @@ class Task:
         # There are more links than a forest has room for.
         scopes = [group.scopes for group in self.network.groups]
         links = sum(len(scope) * (scope.shape[1] - 1) for scope in scopes)
-        return links >= len(self.network.sizes)
+        return links >= len(self.network.counts)
 
     @property
     def run_seconds(self) -> float:

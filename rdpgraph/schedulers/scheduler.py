@@ -136,7 +136,7 @@ def asked_plan(route: str, why: str, network: "Network", budget: Budget) -> Plan
         route=route,
         why=why,
         memory=budget.memory_bytes,
-        num_variables=len(network.sizes),
+        num_variables=len(network.counts),
         num_factors=sum(len(group.scopes) for group in network.groups),
         dropped_states=network.dropped,
         seconds=budget.seconds,

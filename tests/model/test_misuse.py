@@ -1,5 +1,6 @@
 """Models and questions that cannot be meant, refused in one line."""
 
+import itertools
 import math
 import sys
 from dataclasses import dataclass
@@ -96,6 +97,20 @@ def test_a_factor_of_many_variables_is_declared_in_linear_time(kind):
     assert work(400) < 2.5 * work(200)
     with pytest.raises(rg.errors.ModelError, match=r"'a' in slots 0 and 2|names a variable twice"):
         rg.FactorGraph([kind((A, B, A), rg.Xor(3))])
+
+
+@pytest.mark.parametrize("arity", range(2, 7))
+def test_a_block_names_the_variable_that_stands_in_two_slots(arity):
+    bits = rg.VariableArray("bit", (arity + 3, 5), 2)
+    for first, second in itertools.combinations(range(arity), 2):
+        slots = [bits[place] for place in range(arity)]
+        slots[second] = bits[[second] * 5, torch.tensor([0, 1, 2, 3, 4])]
+        rg.FactorGraph([rg.FactorBlock(tuple(slots), rg.Xor(arity))])
+        slots[second] = bits[torch.tensor([second, second, first, second, second]), torch.arange(5)]
+        with pytest.raises(
+            rg.errors.ModelError, match=rf"'bit\[{first}, 2\]' in slots {first} and {second}"
+        ):
+            rg.FactorGraph([rg.FactorBlock(tuple(slots), rg.Xor(arity))])
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,7 @@ Within a class the edges of one slot of one kernel are contiguous: they form a s
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import permutations
 from typing import TypeVar, cast
@@ -83,13 +83,34 @@ class SizeClass:
 
     size: int  # K
     variables: Tensor  # (n,) active numbers, ascending
-    variable: Tensor  # (E,) local number of each edge's variable
+    # the active variables of its segments' edges, one segment after the other
+    parts: tuple[Tensor, ...]
+    local: Tensor | None  # (V,) local numbers of active variables; None: these are the same
     first: int  # number of the first edge among all edges
 
-    @property
+    @cached_property
     def count(self) -> int:
         """The number of edges."""
-        return len(self.variable)
+        return sum(map(len, self.parts))
+
+    @cached_property
+    def variable(self) -> Tensor:
+        """The (E,) local number of each edge's variable; made when it is first asked for."""
+        ends = torch.cat([*self.parts, self.variables[:0]])
+        return ends if self.local is None else self.local[ends]
+
+    def each(self) -> Iterator[tuple[slice, Tensor]]:
+        """Yield the places of each segment's edges, and the local numbers of their variables."""
+        start = 0
+        for part in self.parts:
+            yield slice(start, start + len(part)), part if self.local is None else self.local[part]
+            start += len(part)
+
+    def to(self, device: torch.device) -> "SizeClass":
+        """Return a copy whose indices are on a device."""
+        parts = tuple(part.to(device) for part in self.parts)
+        local = None if self.local is None else self.local.to(device)
+        return replace(self, variables=self.variables.to(device), parts=parts, local=local)
 
 
 @dataclass(frozen=True, eq=False)
@@ -101,7 +122,6 @@ class Edges:
     by_kernel: tuple[tuple[int, ...], ...]  # per kernel the segments of its ports
     home: Tensor  # (V,) class of each active variable
     local: Tensor  # (V,) number of each active variable in its class
-    variable: Tensor  # (E,) active variable of each edge
     ports: tuple[tuple[Port, ...], ...]  # per kernel
     factors: tuple[int, ...]  # number of factors, per kernel
     numbers: Tensor  # graph's number of each active variable, auxiliary ones left out
@@ -112,10 +132,7 @@ class Edges:
         """Return a copy whose indices for full sweeps are on a device."""
         if device.type == "cpu":
             return self
-        classes = tuple(
-            replace(c, variables=c.variables.to(device), variable=c.variable.to(device))
-            for c in self.classes
-        )
+        classes = tuple(c.to(device) for c in self.classes)
         return replace(self, classes=classes, _memory={})
 
     def remembered(self, key: object, make: "Callable[[Edges], T]") -> "T":
@@ -156,7 +173,15 @@ class Edges:
     @property
     def count(self) -> int:
         """The number of edges, and so of messages from factors to variables."""
-        return len(self.variable)
+        return sum(c.count for c in self.classes)
+
+    @cached_property
+    def variable(self) -> Tensor:
+        """The (E,) active variable of each edge; on the CPU."""
+        if len(self.classes) == 1:  # the variables of a single class have the same numbers in it
+            return self.classes[0].variable.cpu()
+        parts = [part for c in self.classes for part in c.parts]
+        return torch.cat([*parts, self.home[:0].to(parts[0].device if parts else "cpu")]).cpu()
 
     def first_edge(self, segment: Segment) -> int:
         """Return the number of a segment's first edge among all edges."""
@@ -166,7 +191,7 @@ class Edges:
 def edges_of(
     ports: Sequence[Sequence[Port]],
     counts: Sequence[int],
-    sizes: Sequence[int],
+    sizes: Sequence[int] | Tensor,
     numbers: Tensor,
     num_variables: int,
 ) -> Edges:
@@ -174,38 +199,39 @@ def edges_of(
 
     Active variables have ``sizes`` states, and ``numbers`` among the graph's ``num_variables``.
     """
-    states = torch.tensor(sizes, dtype=torch.long, device="cpu")
+    states = torch.as_tensor(sizes, dtype=torch.long, device="cpu")
     listed = [(k, p) for k, of_kernel in enumerate(ports) for p in range(len(of_kernel))]
-    home = torch.zeros(len(states), dtype=torch.long, device="cpu")
-    local = torch.zeros(len(states), dtype=torch.long, device="cpu")
+    alone = len(states) > 0 and bool((states == states[0]).all())
+    kinds = torch.unique(states[:1] if alone else states).tolist()
+    # The variables of a single class have the same numbers in it.
+    local = torch.arange(len(states), device="cpu")
+    home = torch.zeros(1, dtype=torch.long, device="cpu").expand(len(states))
+    home = home if alone else home.clone()
     classes: list[SizeClass] = []
     segments: list[Segment] = []
     by_kernel: list[list[int]] = [[0] * len(of_kernel) for of_kernel in ports]
     first = 0
-    for number, size in enumerate(torch.unique(states).tolist()):
-        here = [(k, p) for k, p in listed if ports[k][p].size == size]
-        members = (states == size).nonzero().flatten()
-        parts = [ports[k][p].variables for k, p in here]
-        ends = torch.cat([*parts, members[:0]])
+    for number, size in enumerate(kinds):
+        members = local if alone else (states == size).nonzero().flatten()
+        parts: list[Tensor] = []
         start = 0
-        for (kernel, port), part in zip(here, parts, strict=True):
+        for kernel, port in ((k, p) for k, p in listed if ports[k][p].size == size):
+            part = ports[kernel][port].variables
             by_kernel[kernel][port] = len(segments)
             segments.append(Segment(kernel, port, number, start, start + len(part)))
             start += len(part)
-        home[members] = number
-        local[members] = torch.arange(len(members), device="cpu")
-        classes.append(SizeClass(size, members, local[ends], first))
-        first += len(ends)
+            parts.append(part)
+        if not alone:
+            home[members] = number
+            local[members] = torch.arange(len(members), device="cpu")
+        classes.append(SizeClass(size, members, tuple(parts), None if alone else local, first))
+        first += start
     return Edges(
         classes=tuple(classes),
         segments=tuple(segments),
         by_kernel=tuple(tuple(of_kernel) for of_kernel in by_kernel),
         home=home,
         local=local,
-        # The variables of a single class have the same numbers in it.
-        variable=classes[0].variable
-        if len(classes) == 1
-        else torch.cat([c.variables[c.variable] for c in classes] or [home[:0]]),
         ports=tuple(tuple(of_kernel) for of_kernel in ports),
         factors=tuple(counts),
         numbers=numbers,

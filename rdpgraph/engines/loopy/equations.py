@@ -326,8 +326,13 @@ def added_rows(total: Tensor, port: Port, values: Tensor) -> Tensor:
 
 def arriving(c: SizeClass, values: Tensor) -> Tensor:
     """Return the (B, K, n) sums of edge values (B, K, E) at the variables."""
-    zeros = values.new_zeros(*values.shape[:2], len(c.variables))
-    return zeros.index_add(2, c.variable, values)
+    total = values.new_zeros(*values.shape[:2], len(c.variables))
+    if values.requires_grad or c.count <= tuning.CACHED_EDGES:
+        return total.index_add(2, c.variable, values)
+    # The variables of all edges of a large graph are not written into one tensor.
+    for places, variables in c.each():
+        total.index_add_(2, variables, values[:, :, places])
+    return total
 
 
 def _joined(sums: Sequence[MessageSums], boundary: Boundary) -> list[MessageSums]:

@@ -43,7 +43,7 @@ class HighOrderKernel(FactorKernel):
     def ports(self) -> tuple[Port, ...]:  # pyright: ignore[reportIncompatibleMethodOverride]
         """For each slot, a port for each number of states that its variables have left."""
         network, ports = self.network, list[Port]()
-        sizes = torch.tensor(network.sizes, dtype=torch.long, device="cpu")
+        sizes = network.counts
         for slot in range(self.block.scopes.shape[1]):
             active = network.active[self.block.scopes[:, slot]]
             left = torch.where(active >= 0, sizes[active.clamp(min=0)] if len(sizes) else 0, 0)

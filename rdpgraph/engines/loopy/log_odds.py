@@ -105,18 +105,17 @@ class LogOdds:
 
 def _largest_odds(equations: Equations) -> float:
     """Return a bound on the log-odds of all cavities: the sum of those of unaries and tables."""
-    c = equations.edges.classes[0]
-    reach = equations.unary[0].new_zeros(c.count)
-    for number, kernel in enumerate(equations.kernels):
+    unary = equations.unary[0].detach()
+    # Two impossible states differ by NaN, which no comparison passes.
+    total = (unary[:, 1] - unary[:, 0]).abs().amax(0)
+    for kernel in equations.kernels:
         assert isinstance(kernel, TableKernel)
         logs = kernel.scaled.detach()
         logs = logs.log() if equations.temperature else logs
-        first, second = (equations.edges.segments[s] for s in equations.edges.by_kernel[number])
-        reach[first.start : first.stop] = (logs[:, 1] - logs[:, 0]).abs().amax((0, 1))
-        reach[second.start : second.stop] = (logs[:, :, 1] - logs[:, :, 0]).abs().amax((0, 1))
-    unary = equations.unary[0].detach()
-    # Two impossible states differ by NaN, which no comparison passes.
-    total = (unary[:, 1] - unary[:, 0]).abs().amax(0).index_add(0, c.variable, reach)
+        # The most by which the log-values of two states differ, in the direction of each slot.
+        for dim, port in zip((1, 2), kernel.ports, strict=True):
+            reach = (logs.select(dim, 1) - logs.select(dim, 0)).abs().amax((0, 1))
+            total.index_add_(0, port.variables.to(total.device), reach.expand(kernel.count))
     if equations.boundary is not None:
         total = equations.boundary.joined([total.reshape(1, 1, -1)])[0]
         total = equations.boundary.largest(total.amax())
@@ -217,7 +216,9 @@ class CompiledOdds:
 def _by_variable(edges: Edges) -> tuple[Tensor, Tensor, Tensor]:
     """Return the (E,) variable of each edge, and each variable's first place in (E,) its edges."""
     c = edges.classes[0]
-    variable = c.variable.to(torch.int32)
+    variable = torch.empty(c.count, dtype=torch.int32, device="cpu")
+    for where, part in c.each():
+        variable[where] = part
     starts = torch.empty(len(c.variables) + 1, dtype=torch.int32, device="cpu")
     incident = torch.empty_like(variable)
     LIBRARY.function("sort_edges", torch.float32)(

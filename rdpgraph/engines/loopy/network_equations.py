@@ -163,7 +163,7 @@ def edges_in(network: Network) -> Edges:
     return edges_of(
         [kernel.ports for kernel in kernels],
         [kernel.count for kernel in kernels],
-        network.sizes,
+        network.counts,
         network.numbers,
         network.graph.num_variables,
     )

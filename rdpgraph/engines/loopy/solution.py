@@ -224,10 +224,10 @@ class LoopySolution(Approximation):
     @cached_property
     def network_is_forest(self) -> bool:
         """True if the factor graph has no cycle."""
-        left, sizes = self.edges.variable, self.network.sizes
-        if len(left) - sum(self.edges.factors) >= max(len(sizes), 1):
+        edges, count = self.edges, len(self.network.counts)
+        if edges.count - sum(edges.factors) >= max(count, 1):
             return False  # more links than a forest has room for
-        topology = Topology(tuple(filter(None, self.edges.listed_scopes())), sizes)
+        topology = Topology(tuple(filter(None, edges.listed_scopes())), self.network.sizes)
         return forest_order(topology) is not None
 
     def log_partition(self) -> Tensor:
@@ -282,6 +282,16 @@ class LoopySolution(Approximation):
         else:
             with counted(Counter()):
                 yield effort.IMPROVING_SECONDS
+
+    def possible(self) -> Tensor:
+        # Where log-values are finite and moderate, log Z is finite, and need not be computed.
+        network = self.network
+        extents = [end for group in network.groups for end in group.extent]
+        finite = not network.impossible and not network.high_order and self.among is None
+        finite = finite and bool((network.constant.detach().abs() < _FAR).all())
+        if finite and all(abs(end) < _FAR for end in extents):
+            return torch.ones(network.batch, dtype=torch.bool, device=network.constant.device)
+        return super().possible()
 
     def variable_marginals(self) -> Tensor:
         if self.network.impossible:

@@ -75,7 +75,7 @@ class Network:
     """A reduced factor graph, which the engines solve."""
 
     graph: FactorGraph  # the model
-    sizes: tuple[int, ...]  # remaining states of each active variable, at least two each
+    counts: Tensor  # (V',) remaining states of each active variable, at least two each
     groups: tuple[Group, ...]  # the remaining factors
     constant: Tensor  # (batch or 1,) summed log-values of the factors that are constant now
     # (2, batch or 1) the same sum without gradients in float64, and that of absolute values, by
@@ -91,6 +91,17 @@ class Network:
     origins: tuple[tuple[tuple[Tensor, int, tuple[int, ...]], ...], ...]
     # blocks that are not among the groups, if they were asked for
     high_order: tuple[HighOrderBlock, ...] = ()
+
+    @cached_property
+    def sizes(self) -> tuple[int, ...]:
+        """The remaining states of each active variable, as Python numbers."""
+        return tuple(self.counts.tolist())
+
+    @cached_property
+    def is_whole(self) -> bool:
+        """True if the active variables are those of the graph, with all of their states."""
+        alike = self.possible is None and len(self.counts) == len(self.active)
+        return alike and bool((self.active >= 0).all())
 
     @cached_property
     def batch(self) -> int:
@@ -117,6 +128,8 @@ class Network:
     @cached_property
     def numbers(self) -> Tensor:
         """The number in the graph of each active variable; auxiliary ones are left out."""
+        if self.is_whole:
+            return self.active
         return (self.active >= 0).nonzero().flatten()
 
     @cached_property
@@ -169,7 +182,7 @@ def reduce_graph(
     blocks = _high_order_blocks(graph) if high_order else ()
     sizes, tables = _dense(graph, batch, {block.number for block in blocks})
     if graph.observed is None:
-        settled = torch.full((1, len(sizes)), MISSING, device="cpu")
+        settled = torch.full((1, 1), MISSING, device="cpu").expand(1, len(sizes))
     else:
         flat = graph.observed.expand(*graph.batch_shape, -1).reshape(batch, graph.num_variables)
         flat = flat[:1] if batch > 1 and graph.observed.ndim == 1 else flat
@@ -392,18 +405,21 @@ def _squeezed(
     """Cut every table down to the remaining states, and regroup factors by shape."""
     # Variables that are free get new numbers in turn; settled ones have one state left.
     free = settled[0] == MISSING
-    left = torch.where(free, counts, 1)
     impossible = bool((counts == 0).any())
-    active = torch.where(free, free.long().cumsum(0) - 1, -1)
     everything = bool(free.all())  # scopes need no other numbers, and are not copied
+    if everything:
+        left, active = counts, torch.arange(len(free), device="cpu")
+    else:
+        left = torch.where(free, counts, 1)
+        active = torch.where(free, free.long().cumsum(0) - 1, -1)
     constant = torch.zeros(1, dtype=graph.dtype, device=graph.device)
     sums = torch.zeros(2, 1, dtype=torch.float64, device="cpu")
     groups: list[Group] = []
     origins: list[list[tuple[Tensor, int, tuple[int, ...]]]] = [[] for _ in graph.blocks]
     # Factors of one table whose variables keep as many states become a group.
+    rows = torch.arange(max((len(part.scopes) for part in tables), default=0), device="cpu")
     for part in [] if impossible else tables:
-        kinds, every = grouped_rows(left[part.scopes])
-        for kept, members in zip(map(tuple, kinds.tolist()), every, strict=True):
+        for kept, members in _kinds(part, left, rows if everything and possible is None else None):
             values, rows = _cut(part, members, kept, settled, possible)
             slots = tuple(slot for slot, size in enumerate(kept) if size > 1)
             if part.block is not None:
@@ -423,7 +439,7 @@ def _squeezed(
                 sums = sums + torch.stack([each.sum(1), sizes.sum(1)])
     return Network(
         graph=graph,
-        sizes=tuple(left[free].clamp(min=1).tolist()),
+        counts=left if everything and not impossible else left[free].clamp(min=1),
         groups=tuple(groups),
         constant=constant,
         constant_sums=sums,
@@ -434,6 +450,23 @@ def _squeezed(
         impossible=impossible,
         origins=tuple(tuple(origin) for origin in origins),
     )
+
+
+def _kinds(
+    part: _Tables, left: Tensor, rows: Tensor | None
+) -> list[tuple[tuple[int, ...], Tensor]]:
+    """Return the numbers of states that factors keep at their slots, and the factors of each kind.
+
+    Args:
+        part: the factors.
+        left: (V,) remaining states of each variable.
+        rows: the numbers of factors, at least as many as there are, if every variable keeps all of
+            its states; else None.
+    """
+    if rows is not None and len(part.scopes):
+        return [(tuple(part.tables.shape[2:]), rows[: len(part.scopes)])]
+    kinds, every = grouped_rows(left[part.scopes])
+    return list(zip(map(tuple, kinds.tolist()), every, strict=True))
 
 
 def _cut(

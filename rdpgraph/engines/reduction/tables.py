@@ -191,11 +191,16 @@ def variable_table(
 
     Args:
         network: the reduced model.
-        parts: active variables (n,) with equally many remaining states k, and their values
-            (batch or 1, n, k); auxiliary variables are skipped.
+        parts: active variables (n,) in increasing order with equally many remaining states k, and
+            their values (batch or 1, n, k); auxiliary variables are skipped.
         empty: value of a state that was dropped.
         settled: value of a settled variable's state: one number, or (B,).
     """
+    parts = list(parts)
+    if len(parts) == 1 and network.is_whole and len(parts[0][0]) == len(network.active):
+        # All variables keep all of their states, and are in order.
+        flat = parts[0][1].reshape(len(parts[0][1]), -1).to(network.constant)
+        return flat.expand(network.batch, -1)
     device, starts = network.constant.device, network.graph.domain.state_starts
     flat = torch.full(
         (network.batch, int(starts[-1])), empty, dtype=network.constant.dtype, device=device
@@ -208,7 +213,7 @@ def variable_table(
         flat = flat.index_put((rows.to(device), places.to(device)), value.to(flat))
     targets: list[Tensor] = []
     values: list[Tensor] = []
-    auxiliary = len(network.numbers) < len(network.sizes)
+    auxiliary = len(network.numbers) < len(network.counts)
     for variables, part in parts:
         if auxiliary:
             declared = variables < len(network.numbers)
@@ -228,7 +233,7 @@ def state_table(
     """`variable_table` of values (batch or 1, n) of all remaining states, or None without any."""
     if values is None:
         return variable_table(network, (), empty, settled)
-    sizes = torch.tensor(network.sizes, dtype=torch.long, device="cpu")
+    sizes = network.counts
     starts = sizes.cumsum(0) - sizes
     parts: list[tuple[Tensor, Tensor]] = []
     for size in torch.unique(sizes).tolist():
@@ -312,7 +317,7 @@ def active_states(network: Network, states: Tensor | None) -> Tensor:
     A state that does not remain becomes the first that does; so do all if there are none, and
     those of auxiliary variables.
     """
-    active = torch.zeros(network.batch, len(network.sizes), dtype=torch.long, device="cpu")
+    active = torch.zeros(network.batch, len(network.counts), dtype=torch.long, device="cpu")
     if states is None:
         return active
     numbers = states.cpu()[:, network.numbers]

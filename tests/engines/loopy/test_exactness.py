@@ -209,3 +209,26 @@ def test_messages_that_hardly_change_add_up_along_a_chain(tolerance):
     same(found.marginal(x), exact.marginal(x))
     early = rg.infer(graph, scheduler=rg.Loopy(tolerance=tolerance, sweeps=3))
     assert not early.status.exact
+
+
+@pytest.mark.parametrize(("count", "sizes"), [(26_000, (2, 2)), (51_000, (2, 3))])
+def test_pairs_of_a_large_graph_are_as_each_by_itself(count, sizes):
+    """Graphs of more edges are indexed in parts, and their marginals are read in place."""
+    tables = randn(0, count, *sizes)
+    ends = [rg.VariableArray(name, (count,), size) for name, size in zip("ab", sizes, strict=True)]
+    posterior = loopy(rg.FactorGraph([rg.FactorBlock(tuple(ends), rg.Table(tables))]))
+    joint = tables.flatten(1).softmax(1).reshape(tables.shape)
+    same(posterior.marginal(ends[0]), joint.sum(2))
+    same(posterior.marginal(ends[1]), joint.sum(1))
+    same(posterior.log_partition, tables.flatten(1).logsumexp(1).sum())
+    settled = posterior.graph.condition({ends[0][7]: 1})
+    same(loopy(settled).marginal(ends[1][7]), tables[7, 1].softmax(0))
+
+
+def test_states_of_a_large_graph_are_read_in_the_order_of_its_variables():
+    values = randn(1, 1000, 3)
+    ends = rg.VariableArray("x", (1000,), 3)
+    backwards = rg.FactorBlock((ends[torch.arange(999, -1, -1)],), rg.Table(values))
+    pairs = rg.FactorBlock((ends[1::2], ends[::2]), rg.Table(torch.zeros(3, 3).double()))
+    posterior = loopy(rg.FactorGraph([pairs, backwards]))
+    same(posterior.marginal(ends), values.flip(0).softmax(1))

@@ -15,6 +15,24 @@
 
 namespace {
 
+// The numbers at some places, 0 in lanes beyond their count.
+template <typename Real>
+inline Lane<Real> gathered(const Real* from, const int32_t* places, int64_t count) {
+#if defined(__AVX512F__)
+  if (count == lanes<Real>()) {
+    if constexpr (std::is_same_v<Real, float>)
+      return (Lane<Real>)_mm512_i32gather_ps(_mm512_loadu_si512(places), from, 4);
+    else
+      return (Lane<Real>)_mm512_i32gather_pd(_mm256_loadu_si256((const __m256i*)places), from, 8);
+  }
+#endif
+  alignas(kBytes) Real own[lanes<Real>()] = {};
+  for (int64_t l = 0; l < count; ++l) own[l] = from[places[l]];
+  Lane<Real> lane;
+  std::memcpy(&lane, own, sizeof(lane));
+  return lane;
+}
+
 // The places of the messages that each variable gets, in ascending order.
 void by_variable(const int32_t* variable, int64_t edges, int64_t variables, int32_t* starts,
                  int32_t* incident) {
@@ -32,14 +50,6 @@ struct Flooding {
 
   template <typename T> static T* at(int64_t address) { return reinterpret_cast<T*>(address); }
 
-  static Lane<Real> load(const Real* from, int64_t count) {
-    alignas(64) Real own[lanes<Real>()] = {};
-    for (int64_t l = 0; l < count; ++l) own[l] = from[l];
-    Lane<Real> lane;
-    std::memcpy(&lane, own, sizeof(lane));
-    return lane;
-  }
-
   // Messages to one end, given cavity odds at the other.
   Lane<Real> message(Lane<Real> a, Lane<Real> b, Lane<Real> x, Lane<Real> y, Lane<Real> odds) const {
     if (model.maximal) {
@@ -53,39 +63,35 @@ struct Flooding {
   // Updates the messages of the factors first to last of a group; returns the largest change.
   Real update(const OddsGroup& group, const Real* values, const Real* beliefs, Real* odds, Real keep,
               int64_t first, int64_t last) const {
-    constexpr int64_t wide = lanes<Real>();
     const int32_t* variable = at<const int32_t>(model.variable);
     Lane<Real> most = {};
-    for (int64_t f = first; f < last; f += wide) {
-      const int64_t live = std::min(wide, last - f);
+    by_lanes<Real>(last - first, [&](int64_t begin, auto live) {
+      const int64_t f = first + begin;
       Lane<Real> table[4], cavity[2], old[2];
       for (int64_t c = 0; c < 4; ++c)
         table[c] = group.tables == 1 ? all<Real>(values[c]) : load(values + c * group.tables + f, live);
       Real* sent[2] = {odds + group.first + f, odds + group.second + f};
       const int32_t* ends[2] = {variable + group.first + f, variable + group.second + f};
       for (int end = 0; end < 2; ++end) {
-        alignas(64) Real belief[wide] = {};
-        for (int64_t l = 0; l < live; ++l) belief[l] = beliefs[ends[end][l]];
-        std::memcpy(cavity + end, belief, sizeof(belief));
         old[end] = load(sent[end], live);
-        cavity[end] -= old[end];
+        cavity[end] = gathered(beliefs, ends[end], live) - old[end];
       }
       Lane<Real> fresh[2] = {message(table[0], table[1], table[2], table[3], cavity[1]),
                              message(table[0], table[2], table[1], table[3], cavity[0])};
       for (int end = 0; end < 2; ++end) {
         const Lane<Real> gap = fresh[end] - old[end], size = fresh[end] < Real(0) ? -fresh[end] : fresh[end];
         Lane<Real> change = (gap < Real(0) ? -gap : gap) / (size > Real(1) ? size : all<Real>(1));
-        alignas(64) Real next[wide], changes[wide];
-        const Lane<Real> mixed = keep > 0 ? fresh[end] + keep * (old[end] - fresh[end]) : fresh[end];
-        std::memcpy(next, &mixed, sizeof(next)), std::memcpy(changes, &change, sizeof(changes));
-        for (int64_t l = 0; l < live; ++l) sent[end][l] = next[l];
-        for (int64_t l = live; l < wide; ++l) changes[l] = 0;
-        std::memcpy(&change, changes, sizeof(change));
+        store(sent[end], keep > 0 ? fresh[end] + keep * (old[end] - fresh[end]) : fresh[end], live);
+        if (live < lanes<Real>()) {  // lanes that are not in use do not count
+          alignas(kBytes) Real changes[lanes<Real>()] = {};
+          store(changes, change, live);
+          std::memcpy(&change, changes, sizeof(change));
+        }
         most = change > most ? change : most;
       }
-    }
+    });
     const Real* each = reinterpret_cast<const Real*>(&most);
-    return *std::max_element(each, each + wide);
+    return *std::max_element(each, each + lanes<Real>());
   }
 
   // One sweep of an item; returns the largest change.
