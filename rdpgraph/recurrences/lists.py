@@ -123,16 +123,15 @@ class _TableValues:
                     part = both[2] & (both[1] >= 0) & (both[1] < both[0])
                     above.append(both[0][part])
                     below.append(both[1][part])
-        depth = torch.zeros(most, dtype=torch.int64, device=device)
-        if not above:
-            return depth
-        one, other = torch.cat(above), torch.cat(below)
-        # Lengthen paths until none gets longer; cells read lower ones, so that this ends.
-        while True:
-            longer = depth.scatter_reduce(0, one, depth[other] + 1, "amax")
-            if torch.equal(longer, depth):
-                return depth
-            depth = longer
+        depth = [0] * most
+        if above:
+            # Cells read lower ones, so that in their order each has all that it reads before it.
+            one, order = torch.cat(above).sort()
+            other = torch.cat(below)[order]
+            for cell, lower in zip(one.tolist(), other.tolist(), strict=True):
+                if depth[lower] >= depth[cell]:
+                    depth[cell] = depth[lower] + 1
+        return torch.tensor(depth, device=device)
 
     # ---- cells ----
 
