@@ -76,7 +76,8 @@ bench: $(VENV)/test.stamp $(VENV)/bench.stamp  ## the tables of docs/
 docs: $(VENV)/test.stamp $(VENV)/docs.stamp  ## the pages, in build/docs; GALLERY=0 runs no example
 	OMP_NUM_THREADS=1 $(BIN)/python -m sphinx -W --keep-going -q -D plot_gallery=$(GALLERY) -b html docs build/docs
 
-SANITIZED = RDPGRAPH_DEBUG=1 ASAN_OPTIONS=detect_leaks=0 LD_PRELOAD=$(shell c++ -print-file-name=libasan.so)
+RUNTIMES = $(foreach name,libasan.so libstdc++.so,$(shell c++ -print-file-name=$(name)))
+SANITIZED = RDPGRAPH_DEBUG=1 ASAN_OPTIONS=detect_leaks=0 LD_PRELOAD="$(RUNTIMES)"
 
 native: $(VENV)/test.stamp  ## the compiled code of this machine; DEBUG=1: with -O1, -g and sanitizers
 	$(if $(DEBUG),$(SANITIZED)) $(BIN)/python -m rdpgraph.native

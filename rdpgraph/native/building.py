@@ -11,6 +11,7 @@ import os
 import platform
 import re
 import shutil
+import signal
 import subprocess
 import tempfile
 from collections.abc import Iterable
@@ -22,7 +23,10 @@ from pathlib import Path
 from typing import Any
 
 FLAGS = ("-O3", "-std=c++17", "-shared", "-fPIC")
-_DEBUG_FLAGS = ("-O1", "-g", "-fno-omit-frame-pointer", "-std=c++17", "-shared", "-fPIC")
+_DEBUG_FLAGS = ("-fno-omit-frame-pointer", "-std=c++17", "-shared", "-fPIC")
+# Checks of the undefined sanitizer that each access to memory has, which double the time of a
+# build; what they find the address sanitizer finds, too.
+_UNCHECKED = ("null", "alignment", "object-size")
 LEVELS = {
     "avx512": ("-mavx512f", "-mavx512bw", "-mavx512dq", "-mavx512vl", "-mfma"),
     "avx2": ("-mavx2", "-mfma"),
@@ -32,6 +36,7 @@ LEVELS = {
 PACKAGED = Path(__file__).with_name("compiled")
 """The folder of portable libraries, in the wheel and in an installed source tree."""
 SECONDS = 300  # time limit of a build command
+DEBUG_SECONDS = 1800  # and with sanitizers, of which the largest takes 40 s of a core that is free
 _SOURCES = Path(__file__).resolve().with_name("kernels")
 _INCLUDE = re.compile(rb'^#include "([^"]+)"', re.MULTILINE)
 
@@ -78,12 +83,16 @@ UNITS = (ENTROPIES, GRAPHS, MATCHINGS, MESSAGES, ORDERS, PARITIES, RECURRENCES, 
 def flags_here() -> tuple[str, ...]:
     """The flags of libraries for this machine, for debugging where `is_debugged`.
 
-    The address sanitizer is only for processes that have loaded it first, by LD_PRELOAD.
+    The address sanitizer is only for processes that have loaded it first, by LD_PRELOAD. With it
+    debuggers know lines and no variables, as a build would take too long.
     """
     if not is_debugged():
         return (*FLAGS, "-march=native")
-    sanitizers = "undefined,address" if "asan" in os.environ.get("LD_PRELOAD", "") else "undefined"
-    return (*_DEBUG_FLAGS, "-march=native", f"-fsanitize={sanitizers}")
+    addresses = "asan" in os.environ.get("LD_PRELOAD", "")
+    sanitizers = "undefined,address" if addresses else "undefined"
+    unchecked = f"-fno-sanitize={','.join(_UNCHECKED)}"
+    flags = "-O1", "-g1" if addresses else "-g", *_DEBUG_FLAGS, "-march=native"
+    return (*flags, f"-fsanitize={sanitizers}", unchecked)
 
 
 def is_debugged() -> bool:
@@ -173,6 +182,7 @@ def build(
     ``stem`` is from `stem_of`; flags ``unlinked`` are not for the linker. Raises OSError or
     SubprocessError where it fails.
     """
+    seconds = DEBUG_SECONDS if is_debugged() else SECONDS
     with tempfile.TemporaryDirectory(dir=folder) as workspace:
         made, source = Path(workspace) / "made.so", str(_SOURCES / f"{unit.name}.cpp")
         objects = {part: str(Path(workspace) / f"{part}.o") for part in unit.parts}
@@ -181,8 +191,8 @@ def build(
                 [*command, *unlinked, "-c", f"-D{part}", source, "-o", compiled]
                 for part, compiled in objects.items()
             ]
-            list(pool.map(partial(run, seconds=SECONDS), builds))
-        run([*command, *objects.values(), "-o", str(made)], seconds=SECONDS)
+            list(pool.map(partial(run, seconds=seconds), builds))
+        run([*command, *objects.values(), "-o", str(made)], seconds=seconds)
         made.chmod(0o755)
         file = folder / name_of(stem, made.read_bytes())
         _synchronised(made)
@@ -192,13 +202,29 @@ def build(
 
 
 def run(command: list[str], *, seconds: float) -> bytes:
-    """Run a command; return its standard error."""
+    """Run a command; return its standard error.
+
+    A command that fails or takes too long raises SubprocessError. One that is not waited for is
+    ended, and with it all that it has started, as a compiler runs its parts as processes.
+    """
     environment = {key: value for key, value in os.environ.items() if key != "LD_PRELOAD"}
     # A sanitizer that was loaded for libraries to be debugged is not for the compiler.
-    return subprocess.run(
-        command, capture_output=True, check=True, timeout=seconds,
-        env=environment if is_debugged() else None,
-    ).stderr  # fmt: skip
+    process = subprocess.Popen(
+        command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+        env=environment if is_debugged() else None, start_new_session=True,
+    )  # fmt: skip
+    try:
+        output, errors = process.communicate(timeout=seconds)
+    except BaseException:  # an interrupt, too, which a session of its own does not get
+        if os.name == "posix":
+            os.killpg(process.pid, signal.SIGKILL)
+        else:
+            process.kill()
+        process.communicate()
+        raise
+    if process.returncode:
+        raise subprocess.CalledProcessError(process.returncode, command, output, errors)
+    return errors
 
 
 def _synchronised(path: Path) -> None:

@@ -118,6 +118,9 @@ class Library:
                 )
             except subprocess.CalledProcessError as error:
                 failure = _first_line(error.stderr) or f"exit status {error.returncode}"
+            except subprocess.TimeoutExpired as error:
+                failure = f"it took more than {error.timeout:.0f} seconds"
+                break  # nor would it be faster without OpenMP
             except (OSError, subprocess.SubprocessError) as error:
                 failure = str(error)
             else:
@@ -211,7 +214,7 @@ def _clear(folder: Path) -> None:
     """Remove the temporary folders of builds that were killed."""
     for workspace in folder.glob("tmp*"):
         with suppress(OSError):
-            if time.time() - workspace.stat().st_mtime > 2 * building.SECONDS:
+            if time.time() - workspace.stat().st_mtime > 2 * building.DEBUG_SECONDS:
                 shutil.rmtree(workspace)
 
 

@@ -6,6 +6,7 @@ import os
 import shutil
 import subprocess
 import sys
+import time
 import zipfile
 from pathlib import Path
 
@@ -313,6 +314,42 @@ def test_libraries_to_be_debugged_are_files_of_their_own(cache, monkeypatch):
     assert str(debugged).endswith("built here, to be debugged.")
     monkeypatch.setenv("RDPGRAPH_DEBUG", "0")
     assert load().kernel.parent == building.PACKAGED
+
+
+@pytest.mark.skipif(os.name != "posix", reason="processes are ended by groups")
+def test_a_command_that_takes_too_long_is_ended_with_all_that_it_started(tmp_path):
+    """As a compiler, which runs its parts as processes."""
+    told = tmp_path / "number"
+    script = f"sleep 60 & echo $! > {told}; wait"
+    with pytest.raises(subprocess.TimeoutExpired):
+        building.run(["sh", "-c", script], seconds=0.5)
+    number = int(told.read_text())
+    for _ in range(100):  # until the system has noticed
+        stat = Path(f"/proc/{number}/stat")
+        state = stat.read_text().rpartition(")")[2].split()[0] if stat.exists() else "gone"
+        if state in ("Z", "gone"):
+            break
+        time.sleep(0.02)
+    assert state in ("Z", "gone")
+
+
+@needs_kernel
+def test_a_build_that_takes_too_long_is_not_tried_again(cache, monkeypatch):
+    commands = []
+
+    def run(command, *, seconds):
+        commands.append(command)
+        if "-c" in command:
+            raise subprocess.TimeoutExpired(command, seconds)
+        return b""
+
+    monkeypatch.setattr(building, "run", run)
+    status = load()
+    assert status.kernel is None
+    assert f"took more than {building.SECONDS} seconds" in str(status)
+    builds = [command for command in commands if "-c" in command]
+    assert builds
+    assert all(building.RECURRENCES.openmp in command for command in builds)
 
 
 def test_types_that_have_no_kernel():
