@@ -78,7 +78,7 @@ class Inversion(Selection):
         if log_q.ndim < 1 or (log_q.numel() and not bool(log_q.amax() < math.inf)):
             raise ModelError(
                 f"{type(self).__name__} needs log-scores of shape (..., states) that are below "
-                "+inf and not NaN."
+                f"+inf and not NaN; got {'a NaN or +inf' if log_q.ndim else 'a single number'}."
             )
         *lead, states = log_q.shape
         flat = log_q.reshape(-1, states)

@@ -130,7 +130,9 @@ def chosen(features: Features, kernel: Kernel, count: int) -> Tensor:
         variances[place] = 0.0
         places.append(place)
     if not places:
-        raise ModelError("The kernel is zero at every position: features are all zero.")
+        raise ModelError(
+            "The kernel is zero at every position, as features are all zero; add a constant one."
+        )
     return torch.tensor(places, device=squares.device)
 
 

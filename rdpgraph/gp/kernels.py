@@ -61,7 +61,9 @@ class Features:
             matrix = matrix.to(dtype)
         values = matrix.values() if matrix.is_sparse else matrix
         if not bool(values.isfinite().all()):
-            raise ModelError(f"{name} has features that are not finite numbers.")
+            raise ModelError(
+                f"{name} has features that are not finite numbers; replace NaN and infinity."
+            )
         return cls(matrix)
 
     @classmethod

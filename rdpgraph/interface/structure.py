@@ -158,7 +158,9 @@ class Structure(Opaque, ABC):
         Raises:
             UnsupportedError: not implemented for this structure.
         """
-        raise UnsupportedError(f"{type(self).__name__} does not score configurations.")
+        raise UnsupportedError(
+            f"{type(self).__name__} does not score configurations; implement score()."
+        )
 
     def log_prob(self, configuration: Any) -> Tensor:
         """(*lead, *batch) the log-probabilities (nats) of configurations, differentiable.
@@ -419,7 +421,9 @@ class Registry:
             raise ModelError(f"register needs a subclass of Structure; got {structure!r:.80}.")
         name = structure.__name__
         if name in self._known:
-            raise ModelError(f"A structure named {name!r} is registered already.")
+            raise ModelError(
+                f"A structure named {name!r} is registered already; give yours another name."
+            )
         self._known[name] = structure
         self.has_own = True
 
@@ -436,7 +440,7 @@ class Registry:
         name = getattr(structure, "__name__", repr(structure))
         known = self._known.get(name)
         if (known.load() if isinstance(known, BuiltInStructure) else known) is not structure:
-            raise ModelError(f"No structure {name!r:.80} is registered.")
+            raise ModelError(f"There is no structure {name!r:.80} to remove: it is not registered.")
         del self._known[name]
         self.has_own = not all(isinstance(each, BuiltInStructure) for each in self._known.values())
 

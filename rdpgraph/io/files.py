@@ -80,13 +80,17 @@ class Formats:
             words = set(known.first_words) & set(added.first_words)
             if known.suffix == added.suffix or words:
                 taken = f"first word {min(words)!r}" if words else f"suffix {added.suffix!r}"
-                raise ModelError(f"A file format with the {taken} is registered already.")
+                raise ModelError(
+                    f"A file format with the {taken} is registered already; give yours another."
+                )
         self._known[added.suffix] = added
 
     def remove(self, suffix: str) -> None:
         """Remove the format with a suffix; raises `ModelError` where there is none."""
         if self._known.pop(suffix, None) is None:
-            raise ModelError(f"No file format with the suffix {suffix!r} is registered.")
+            raise ModelError(
+                f"There is no file format with the suffix {suffix!r} to remove: none is registered."
+            )
 
     def find(self, name: str, first_word: str = "") -> FileFormat | None:
         """The format for a file's name, or else for its first word, if any.

@@ -248,7 +248,9 @@ class Driven(_Fitted, Emission):
         covariates = covariates_of(rows, "The emission").flatten(0, 1)
         values = self.log_values(observed.flatten(0, 1), covariates)
         if values.numel() and not float(values.detach().amax()) < math.inf:
-            raise EvidenceError("The module of Driven gave a log-likelihood of +inf, or NaN.")
+            raise EvidenceError(
+                "The module of Driven gave a log-likelihood of +inf, or NaN; it must be below +inf."
+            )
         return values.reshape(*observed.shape[:2], values.shape[-1])
 
     def log_values(self, *kept: Tensor) -> Tensor:

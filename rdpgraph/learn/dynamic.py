@@ -236,7 +236,10 @@ class DynamicBayesianNetwork(Arguments):
         }
         held = {*self.fixed}
         if unknown := held - {*slices.variables}:
-            raise ModelError(f"fixed names {min(unknown)!r}, which is no variable of the network.")
+            raise ModelError(
+                f"fixed names {min(unknown)!r}, which is no variable of the network; it has "
+                f"{', '.join(slices.variables)}."
+            )
         em = EM(
             partial(_chain, slices), parameters, tolerance=self.tolerance, limit=self.limit,
             starts=self.starts, progress=self.progress,
@@ -276,7 +279,10 @@ class DynamicBayesianNetwork(Arguments):
             raise ModelError("The network has no variables; give edges, or columns of data.")
         for which, tables in (("tables", self.tables), ("first", self.first)):
             if unknown := {*tables} - {*variables}:
-                raise ModelError(f"{which} name {min(unknown)!r}, which is no variable.")
+                raise ModelError(
+                    f"{which} name {min(unknown)!r}, which is no variable of the network; it has "
+                    f"{', '.join(variables)}."
+                )
         # Refuse a table that would not fit in memory before it is made.
         slices = _Slices(variables, before, above)
         for _, name, first in slices.parameters():
@@ -361,7 +367,7 @@ class DynamicBayesianNetwork(Arguments):
                     f"Column {name!r} is no variable of the network; drop it, or add it."
                 )
         if not count:
-            raise EvidenceError("The data has no rows.")
+            raise EvidenceError("The data has no rows; a fit needs one or more.")
         domain = Domain.of(slices.variables.values())
         states = states_given(data, domain).expand(count, -1).double()
         return sequences_of(states.masked_fill(states == MISSING, math.nan), lengths)

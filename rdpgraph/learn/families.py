@@ -141,7 +141,7 @@ def distinct_rows(data: Any, domain: Domain, weights: Any = None) -> Distinct:
         raise ModelError("Weights of rows are all zero; there is nothing to fit.")
     parts = list(read_rows(data, domain, given))
     if not parts:
-        raise EvidenceError("The data has no rows.")
+        raise EvidenceError("The data has no rows; a fit needs one or more.")
     return Distinct.of(
         np.concatenate([part.states.numpy() for part in parts]),
         np.concatenate([part.weights.numpy() for part in parts]),

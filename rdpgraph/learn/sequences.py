@@ -74,7 +74,9 @@ def _matrix(given: Any) -> Tensor:
         raise EvidenceError(f"A sequence needs shape (steps, columns); got {tuple(matrix.shape)}.")
     if bool(matrix.isinf().any()):
         row = int(matrix.isinf().any(1).nonzero()[0])
-        raise EvidenceError(f"Row {row} of X holds an infinity; NaN is a missing entry.")
+        raise EvidenceError(
+            f"Row {row} of X holds an infinity; write NaN where an entry is missing."
+        )
     return matrix
 
 

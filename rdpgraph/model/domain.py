@@ -265,7 +265,9 @@ class Domain:
         numbers = self.numbers(item)
         if numbers.ndim:
             name = item if isinstance(item, str) else item.name
-            raise ModelError(f"A single variable is needed here; {name!r} is an array.")
+            raise ModelError(
+                f"A single variable is needed here; {name!r} is an array: name one of its members."
+            )
         return int(numbers)
 
     def state_places(self, item: Named) -> tuple[slice | Tensor, tuple[int, ...]]:

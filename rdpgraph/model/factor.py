@@ -54,7 +54,9 @@ class Factor(Opaque):
             names.append(variable.name)
             sizes.append(variable.size)
         if len(set(names)) < len(names):
-            raise ModelError(f"Factor over {names} names a variable twice.")
+            raise ModelError(
+                f"Factor over {names} names a variable twice; each stands in one slot."
+            )
         _check_slots(f"Factor over {names}", sizes, self.potential)
 
 

@@ -214,7 +214,10 @@ class FactorGraph(Opaque):
         """
         devices = {block.potential.device for block in self.blocks}
         if len(devices) > 1:
-            raise ModelError(f"Potentials live on different devices: {sorted(map(str, devices))}.")
+            raise ModelError(
+                f"Potentials live on different devices: {sorted(map(str, devices))}; move their "
+                "tensors to one of them."
+            )
         return devices.pop() if devices else torch.device("cpu")
 
     def condition(self, evidence: "Evidence", *, ignore_unknown: bool = False) -> "FactorGraph":

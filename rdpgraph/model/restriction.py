@@ -245,7 +245,10 @@ def _by_entry(
         place = domain.place(item)
         entry = domain.entries[place]
         if tuple(domain.numbers(item).shape) != entry.shape:
-            raise ModelError(f"A support is given for all of array {entry.name!r}, not for a part.")
+            raise ModelError(
+                f"A support is given for all of array {entry.name!r}, not for a part: name the "
+                "array, and give a row of states for each of its members."
+            )
         if not isinstance(cast(object, support), Support):
             raise ModelError(
                 f"The support of {entry.name!r} must be a Support; got {support!r:.80}."

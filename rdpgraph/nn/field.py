@@ -155,7 +155,10 @@ class MarkovField(nn.Module):
             return score - lengths * self.log_density()
         if self.prior is None:
             if bool((lengths < 1).any()):
-                raise ModelError("MarkovField without a prior has no empty sequences.")
+                raise ModelError(
+                    "MarkovField without a prior has no empty sequences; drop them, or give "
+                    "prior=..."
+                )
             growth, total = self._all_lengths()
             return score + lengths * (nn.functional.logsigmoid(self.going_on) - growth) - total
         longest = len(self.prior) - 1

@@ -113,7 +113,7 @@ class SemiCRF(Transitions):
                 best = scoring.best(*fields)
                 if bool((fields.score(best) == -math.inf).any()):
                     raise ImpossibleEvidenceError(
-                        "SemiCRF has no possible segmentation of an item."
+                        "SemiCRF has no possible segmentation of an item; check its scores of -inf."
                     )
             else:
                 best = fields.structure().mode()

@@ -645,7 +645,8 @@ def _make_fields(cls: type, declared: Mapping[str, Input | Lengths]) -> None:
     for name, one in declared.items():
         if name != UNARY and hasattr(Recurrence, name):
             raise ModelError(
-                f"{cls.__name__}: {name} is an answer of every recurrence, so no input."
+                f"{cls.__name__}: {name} is an answer of every recurrence; give the input another "
+                "name."
             )
         dims = len(one.dims.split()) if isinstance(one, Input) else 0
         annotations[name] = Tensor | Potential | None

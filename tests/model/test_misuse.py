@@ -2,6 +2,7 @@
 
 import itertools
 import math
+import re
 import sys
 from dataclasses import dataclass
 
@@ -207,3 +208,27 @@ def test_what_is_another_by_a_known_name(other):
 def test_a_marginal_of_a_list_names_the_joint():
     with pytest.raises(rg.errors.ModelError, match=r"; joint takes a list of them; got \['a', 'b'"):
         rg.infer(pair()).marginal(["a", "b"])
+
+
+@pytest.mark.parametrize(
+    ("make", "told"),
+    [
+        (
+            lambda: rg.Sparse(torch.tensor([[1, 2], [0, 5]]), torch.zeros(2), (2, 3)),
+            "out of range, in configuration (0, 5)",
+        ),
+        (
+            lambda: rg.Monarch(torch.zeros(2, 2, 2), torch.zeros(2, 2, 2).double()),
+            "got torch.float32 and torch.float64",
+        ),
+        (
+            lambda: rg.randomized.TopTail(1, 1).select(torch.tensor([math.nan, 0.0]), None),
+            "got a NaN or +inf",
+        ),
+        (lambda: rg.extend.FORMATS.remove(".none"), "no file format with the suffix '.none'"),
+        (lambda: rg.extend.REGISTRY.remove(int), "no structure 'int' to remove"),
+    ],
+)
+def test_an_error_says_what_came(make, told):
+    with pytest.raises(rg.errors.ModelError, match=re.escape(told)):
+        make()

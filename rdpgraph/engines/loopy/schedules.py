@@ -236,7 +236,9 @@ def sets_of(
             break
     # A schedule that sends nothing would never converge, nor say so.
     if not some:
-        raise ModelError(f"{type(schedule).__name__}.sweep yielded no message.")
+        raise ModelError(
+            f"{type(schedule).__name__}.sweep yielded no message; a sweep sends one at least."
+        )
 
 
 def _no_tensor(*_: object, **__: object) -> NoReturn:

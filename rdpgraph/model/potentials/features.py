@@ -156,7 +156,9 @@ class RandomFeatures:
                     f"{self.dimension}), N >= 1; got {tuple(side.shape)}."
                 )
             if not bool(side.isfinite().all()):
-                raise ModelError(f"RandomFeatures need finite {name} embeddings.")
+                raise ModelError(
+                    f"RandomFeatures need finite {name} embeddings; got NaN or infinity."
+                )
         left, right = (_some(side.detach().double(), tuning.ERROR_STATES) for side in (left, right))
         return self._predicted(left, right, centred=centred)
 

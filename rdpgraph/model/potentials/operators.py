@@ -357,7 +357,10 @@ class Monarch(PairOperator):
                 f"{left} and {right}."
             )
         if self.log_left.dtype != self.log_right.dtype:
-            raise ModelError("Monarch needs log-values of one dtype.")
+            raise ModelError(
+                f"Monarch needs log_left and log_right of one dtype; got {self.log_left.dtype} and "
+                f"{self.log_right.dtype}."
+            )
 
     @classmethod
     def normalised(cls, log_left: Tensor, log_right: Tensor) -> "Monarch":

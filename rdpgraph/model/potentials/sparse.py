@@ -67,8 +67,12 @@ class Sparse(Stored):
                 f"(..., {len(listed)}); got {tuple(self.log_values.shape)}."
             )
         limits = torch.tensor(self.sizes, device=listed.device, dtype=listed.dtype)
-        if len(listed) and not bool(((listed >= 0) & (listed < limits)).all()):
-            raise ModelError(f"Sparse of sizes {self.sizes} lists a state out of range.")
+        wrong = ((listed < 0) | (listed >= limits)).any(-1)
+        if bool(wrong.any()):
+            raise ModelError(
+                f"Sparse of sizes {self.sizes} lists a state out of range, in configuration "
+                f"{tuple(listed[wrong][0].tolist())}."
+            )
         if len(listed) > 1 and (not self.sizes or len(listed.unique(dim=0)) < len(listed)):
             raise ModelError(f"Sparse of sizes {self.sizes} lists a configuration twice.")
 
