@@ -324,7 +324,7 @@ class HMM(Distribution):
         return self.posterior(value).chain.log_partition()
 
     def filter(self, observations: Tensor) -> Categorical:
-        """Distribution of the last state given all observations, (*lead, *batch).
+        """Return the distribution of the last state given all observations, (*lead, *batch).
 
         Raises:
             ModelError: the length is zero.

@@ -45,9 +45,9 @@ def lowest(values: Tensor) -> float:
 
 
 def outside(values: Tensor, least: int, most: int) -> int | None:
-    """The first of some whole numbers that is not from ``least`` to ``most``; None: there is none.
+    """Return the first number that is not from ``least`` to ``most``; None if all are.
 
-    Of few numbers without torch's kernels, whose calls would take longer.
+    A few numbers are compared in Python, which takes less time than a call into torch.
     """
     if values.numel() <= tuning.LISTED:
         return next((x for x in values.flatten().tolist() if not least <= x <= most), None)

@@ -523,7 +523,7 @@ def _json(answer: Answer) -> str:
 
 
 def as_json(body: dict[str, Any]) -> str:
-    """A JSON object, in which numbers that are not finite are null."""
+    """Return a JSON object as text; numbers that are not finite become null."""
     finite = {key: _finite(value) for key, value in body.items()}
     return json.dumps(finite, indent=1, allow_nan=False)
 

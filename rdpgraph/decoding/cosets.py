@@ -403,12 +403,15 @@ def _drawn(
     sizes = parities.num_checks, parities.num_observables
     when = [0] * len(rates) if stages is None else stages.tolist()
     count = max(when, default=0) + 1
+    # An entry for each pair of an error and what it flips: columns of checks, then of observables,
+    # stage by stage.
     flips = [
         (error, check) for error, (checks, _) in enumerate(parities.columns) for check in checks
     ]
     flips += [(error, sizes[0] + when[error] * sizes[1] + one)
               for error, (_, seen) in enumerate(parities.columns) for one in seen]  # fmt: skip
     ends = torch.tensor(flips, dtype=torch.long, device="cpu").reshape(-1, 2)
+    # Blocks of shots bound the memory of the draws.
     drawn, width = list[Tensor](), sizes[0] + count * sizes[1]
     block = max(tuning.per_block(9 * (len(rates) + len(ends) + width + 1)), 1)
     for part in [block] * (shots // block) + [shots % block]:
@@ -418,6 +421,7 @@ def _drawn(
         )
         flipped = torch.zeros(part, width, dtype=torch.int32, device="cpu")
         flipped.index_add_(1, ends[:, 1], errors[:, ends[:, 0]].int())
+        # An observable of a stage counts the errors of all stages before it.
         flipped[:, sizes[0] :] = (
             flipped[:, sizes[0] :].unflatten(1, (count, -1)).cumsum(1).flatten(1)
         )
@@ -602,10 +606,14 @@ class WindowDecoder:
         begin, seen, lead = 0, -1, ()
         last = self._count - 1
         for window in range(last + 1):
+            # The steps up to the last check that closes in this window. They may open checks of
+            # later windows, whose syndromes must be there, too.
             closed = [at for at, (kind, _, number) in enumerate(steps)
                       if kind == CLOSE and windows[number] <= window]  # fmt: skip
             end = len(steps) if window == last else max(closed, default=-1) + 1
             wanted = max([windows[c] for kind, _, c in steps[:end] if kind == OPEN] + [window])
+            # Read the syndromes of the windows that these steps need; those not read yet count as
+            # erased.
             while seen < wanted:
                 seen += 1
                 places = (self.windows == seen).nonzero().flatten()
@@ -626,6 +634,7 @@ class WindowDecoder:
                     )
                 syndrome[:, places] = piece[None].flatten(0, -2)
             assert syndrome is not None
+            # Sweep on from the states of the window before. What is dropped adds up over windows.
             (logs,), lost, left = kept_cosets(
                 parities, unary, syndrome, self.keep, 1, -1, part=slice(begin, end),
                 carried=carried, bounded=bounded,

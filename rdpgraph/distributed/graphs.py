@@ -254,7 +254,10 @@ class PartPosterior:
         refuse()
 
     def posterior(self, graph: FactorGraph) -> Posterior:
-        """A `Posterior` with the gathered marginals, of the graph that `partition` was given."""
+        """Return the gathered marginals as a `Posterior` of the whole graph.
+
+        ``graph`` is the one that `partition` was given.
+        """
         beliefs = self._all_beliefs()[1]
         solution = Gathered(self.log_partition.reshape(-1), beliefs, self.status)
         ranks = self.part.peers.ranks

@@ -41,7 +41,7 @@ class Approximations(Delegate):
 
     @abstractmethod
     def bounds_of_mode(self) -> tuple[Tensor, Tensor]:
-        """(B,) and (B,) bounds on log Z by a mode, or -inf and inf."""
+        """Return bounds (B,) and (B,) on log Z that a mode gives; -inf and inf without one."""
 
     def with_exact(self, exactly: Callable[[float], Solution]) -> "Approximations":
         """The same, with a function that gives log Z alone within some seconds.

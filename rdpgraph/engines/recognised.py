@@ -232,13 +232,13 @@ class SitesInGraph:
         return math.prod(self.graph.batch_shape)
 
     def values(self, values: Tensor, *, best: bool) -> Tensor:
-        """(..., states) values of sites with states in the variables' order."""
+        """Return values of sites with their last dim in the order of the variables' states."""
         states = self.match.states
         values = self.match.structure.variable_values(values, best=best)
         return values if states is None else values.index_select(-1, states.to(values.device))
 
     def states(self, configuration: Any, lead: tuple[int, ...]) -> Tensor:
-        """(*lead, B, V) states of a configuration, by variable number."""
+        """Return the states of a configuration by number of variable, (*lead, B, V)."""
         states = self.match.structure.variable_states(configuration)
         if self.match.states is not None:
             back = self.match.states.new_zeros(int(self.match.states.max()) + 1)

@@ -42,6 +42,7 @@ class Features:
         if isinstance(given, Features):
             return given
         given = present(name, given)
+        # Whatever it came as becomes a matrix of torch, dense or in coordinates.
         if hasattr(given, "tocoo") and not isinstance(given, Tensor):
             given = _of_scipy(given)
         try:
@@ -59,6 +60,7 @@ class Features:
             matrix = matrix.to_sparse_coo().to(dtype).coalesce()
         else:
             matrix = matrix.to(dtype)
+        # Entries that are not stored are zeros, and finite.
         values = matrix.values() if matrix.is_sparse else matrix
         if not bool(values.isfinite().all()):
             raise ModelError(

@@ -228,7 +228,7 @@ class Gaussians:
     pairwise_scale: Tensor
 
     def root(self) -> Tensor:
-        """(B, V, T, T) lower Cholesky factors of the covariances."""
+        """Return the lower Cholesky factors L of the covariances L L^T, (B, V, T, T)."""
         return cholesky(
             self.covariance,
             "the functions at the positions of a sequence",

@@ -68,7 +68,7 @@ class TokenNumbers:
         return self._piece[self._read :]
 
     def skip(self, count: int) -> None:
-        """Mark numbers from `ahead` as read."""
+        """Mark so many of the numbers that `ahead` returned as read."""
         self._read += count
         self.place += count
 

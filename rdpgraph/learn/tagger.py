@@ -194,7 +194,7 @@ class SequenceTagger(Arguments):
         return found
 
     def score(self, X: Iterable[Any], y: Iterable[Any]) -> float:
-        """The share of tokens whose label is right."""
+        """Return the share of tokens, over all sequences, that get the right label."""
         labels = [list(each) for each in y]
         found = self.predict(X)
         _require_pairs(found, labels)

@@ -212,7 +212,7 @@ class Names(NumberedNames):
         return numbers
 
     def picked(self, numbers: Sequence[int]) -> "Names":
-        """A selection of the names, in another order."""
+        """Return the names of some numbers, in the order of these."""
         names = Names()
         for at in range(0, len(numbers), tuning.NAMES_PIECE):
             names.add_all([self._bytes(number) for number in numbers[at : at + tuning.NAMES_PIECE]])

@@ -69,7 +69,7 @@ def available(dtype: torch.dtype, unit: str) -> bool:
 
 
 def require(what: str, unit: str) -> None:
-    """Raise `UnsupportedError` where a library is lacking."""
+    """Raise `UnsupportedError` if a library is lacking; ``what`` needs it, for the message."""
     if not available(torch.float64, unit):
         raise UnsupportedError(f"{what} needs compiled code, which is not there. {status(unit)}")
 

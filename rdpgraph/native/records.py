@@ -76,7 +76,7 @@ def _names(record: type) -> tuple[str, ...]:
 
 
 def size(record: Any) -> int:
-    """How many 64-bit numbers a record has."""
+    """Return how many 64-bit numbers a record takes in memory."""
     hints = get_type_hints(record)
     held = [hints[part.name] for part in fields(record)]
     return sum(size(kind) if is_dataclass(kind) else 1 for kind in held)

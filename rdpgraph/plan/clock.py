@@ -212,7 +212,10 @@ class Watch:
 
 
 def ways_out(seconds: float, budget: str, *others: str) -> str:
-    """Advice to raise a budget, unless so many seconds are hopeless, or to do something else."""
+    """Return advice for an error: raise the budget, or do one of the other things named.
+
+    To raise the budget is left out where so many seconds are hopeless.
+    """
     ways = [f"raise the {budget} budget", *others] if seconds < effort.NEVER else [*others]
     return ", or ".join([", ".join(ways[:-1]), ways[-1]] if len(ways) > 1 else ways)
 

@@ -64,7 +64,7 @@ class BestKnown(Approximations):
         return self.others.bounds_of_mode()
 
     def with_exact(self, exactly: Callable[[float], Solution]) -> "BestKnown":
-        """The same, with log Z alone where that is computed in time."""
+        """Return these answers with log Z alone by exact inference, where it ends in time."""
         return replace(self, exactly=exactly)
 
     @cached_property

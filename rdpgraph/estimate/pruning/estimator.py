@@ -59,7 +59,7 @@ class Likely(ABC):
 
 @dataclass(frozen=True)
 class Everything(Likely):
-    """All questions are likely."""
+    """The choice of questions that takes all of them as likely."""
 
     def questions(self, masks: Masks, solve: Callable[[Any], Any]) -> Tensor:
         return masks.open()
