@@ -41,6 +41,7 @@ def cache(tmp_path, monkeypatch):
     monkeypatch.setattr(building, "PACKAGED", tmp_path / "packaged")
     monkeypatch.setattr(building, "UNITS", (building.RECURRENCES,))  # one is enough, and quick
     monkeypatch.setenv("XDG_CACHE_HOME", str(folder))
+    monkeypatch.setenv("RDPGRAPH_DEBUG", "0")  # also where all tests are run with sanitizers
     tools = tmp_path / "tools"
     tools.mkdir()
     fake = tools / "c++"
