@@ -59,9 +59,9 @@ class FirstConverged(Approximations):
     With hard zeros it takes the one whose likeliest states violate the fewest factors.
     """
 
-    # give the solutions from the remaining seconds, the better ones first; run only when they are
-    # needed
-    attempts: tuple[Callable[[float], Solution], ...] = field(repr=False)
+    # give the solutions from the remaining seconds, the better ones first, or None where there is
+    # nothing to try; run only when they are needed
+    attempts: tuple[Callable[[float], Solution | None], ...] = field(repr=False)
     # gives messages for modes and max-marginals from the remaining seconds
     modal: Callable[[float], Solution] = field(repr=False)
     network: Network  # reduced
@@ -114,7 +114,10 @@ class FirstConverged(Approximations):
         with self.for_sums.spending():
             end = clock.now() + self.for_sums.left()
             for attempt in self.attempts:
-                every.append(attempt(end - clock.now()))
+                solution = attempt(end - clock.now())
+                if solution is None:
+                    continue
+                every.append(solution)
                 _log.debug("tried: %s", every[-1].status())
                 # What stopped at the end of the time is no worse than what does not begin.
                 if every[-1].status().converged or clock.now() > end:

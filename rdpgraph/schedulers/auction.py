@@ -52,14 +52,38 @@ def planned(task: Task) -> Planned:
     with counted(task.counter):
         every = _ask(task, ROUTES.entries)
         task.spend_planning()
-        plan = _plan_of(task, every)
+        return _told(task, every)
+
+
+def _told(task: Task, every: Sequence[_Asked]) -> Planned:
+    """The plan by the best bids, with the table of all, and the solution."""
+    plan = _plan_of(task, every)
     rows = [replace(each, bids=_without_work(each.bids)) for each in every]
     plan = replace(
         plan, bids=Bids(partial(_table, task.without, Shape.of(task.graph), ROUTES.entries, rows))
     )
+    return plan, partial(_solution, task.settled(_remedy(every)), tuple(every))
+
+
+def _remedy(every: Sequence[_Asked]) -> str:
+    """What would give better answers than approximate ones, by the first refused bid that says."""
     refused = (each.bids[_MARGINALS] for each in every if _MARGINALS in each.bids)
-    remedy = next((bid.remedy for bid in refused if bid.refused and bid.remedy), "")
-    return plan, partial(_solution, task.settled(remedy), tuple(every))
+    return next((bid.remedy for bid in refused if bid.refused and bid.remedy), "")
+
+
+def begun(task: Task) -> tuple[Plan | None, Callable[[], Solution]]:
+    """The same for answers that begin at once; None for a plan that is made when it is asked for.
+
+    Only what surely fits is left unplanned: approximate routes that stand before loopy messages.
+    """
+    task = replace(task, lazily=True)
+    with counted(task.counter):
+        every = _ask(task, ROUTES.entries)
+        task.spend_planning()
+        main = next(e for e in _ranked(every, _MARGINALS) if not e.route.beforehand)
+        if main.entry.is_own or _is_final(main) or main.entry.name == ROUTES.entries[-1].name:
+            return _told(task, every)
+    return None, partial(_solution, task.settled(_remedy(every)), tuple(every))
 
 
 def _ask(task: Task, entries: Sequence[Entry]) -> list[_Asked]:

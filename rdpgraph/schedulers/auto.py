@@ -6,7 +6,9 @@ from typing import Any
 
 from rdpgraph._core.arguments import require_fields
 from rdpgraph.engines.exact.buckets import Factors
+from rdpgraph.engines.solution import Solution
 from rdpgraph.model.graph import FactorGraph
+from rdpgraph.plan.plan import Plan
 from rdpgraph.schedulers.route import ROUTES, AutoLimits, Shape, Task
 from rdpgraph.schedulers.scheduler import Planned, Scheduler, reported
 
@@ -85,6 +87,13 @@ class Auto(Scheduler):
         from rdpgraph.schedulers.auction import planned  # a small graph is answered without one
 
         return planned(Task(graph, AutoLimits(self.memory, self.seconds, self.progress)))
+
+    def begin(self, graph: FactorGraph) -> tuple[Plan | None, Callable[[], Solution]]:
+        from rdpgraph.schedulers.auction import begun
+
+        if self.progress is not None:
+            return self.plan(graph)
+        return begun(Task(graph, AutoLimits(self.memory, self.seconds)))
 
     def small(self, graph: FactorGraph) -> Factors | None:
         """Factors of a small graph, or None; see `Task.small`.

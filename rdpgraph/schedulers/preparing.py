@@ -16,6 +16,7 @@ from rdpgraph.schedulers.route import ROUTES
 from rdpgraph.schedulers.scheduler import Planned, Scheduler, plan_by, require_fit
 
 _NAME = "_prepared"
+_Begun: TypeAlias = tuple[Plan | None, Callable[[], Solution]]
 _Made: TypeAlias = tuple[tuple[Scheduler, object], Plan, Callable[[], Solution]]
 
 
@@ -26,14 +27,23 @@ def prepared(scheduler: Scheduler, graph: FactorGraph, *, keep: bool) -> Planned
     which neither reads the tables nor plans if the scheduler is equal and no table has been written
     to. They are used once: gradients pass through what was read from the tables once only.
     """
+    plan, run = _made(scheduler, graph, partial(plan_by, scheduler), keep=keep)
+    assert plan is not None
+    return plan, run
+
+
+def _made(
+    scheduler: Scheduler, graph: FactorGraph, make: Callable[[FactorGraph], _Begun], *, keep: bool
+) -> _Begun:
+    """What was stored in a graph for a scheduler, or what a function makes."""
     read = [(block.scopes, block.potential, block.rows) for block in graph.blocks]
     earlier: Kept[_Made] | None = graph.__dict__.pop(_NAME, None)
     key = scheduler, ROUTES.own  # what is registered in between may bid
     if earlier is not None and earlier.value[0] == key and earlier.is_current(read):
         _, plan, run = earlier.value
     else:
-        plan, run = plan_by(scheduler, graph)
-    if keep or not plan.fits:
+        plan, run = make(graph)
+    if plan is not None and (keep or not plan.fits):
         graph.__dict__[_NAME] = Kept.of((key, plan, run), read)
     return plan, run
 
@@ -48,7 +58,9 @@ def begun(
     with REGISTRY.remembering():
         factors = scheduler.small(graph)
         if factors is None:
-            plan, run = prepared(scheduler, graph, keep=False)
+            plan, run = _made(scheduler, graph, scheduler.begin, keep=False)
+            if plan is None:
+                return _Deferred(scheduler, graph).plan, run
             require_fit(plan)
             return plan, run
     later = _Deferred(scheduler, graph)

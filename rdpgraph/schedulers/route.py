@@ -104,6 +104,8 @@ class Task:
         given: memory, seconds and progress as `Auto` has them.
         without: names of routes that are not asked.
         stands_by: an exact bid was taken and did not keep its word, so that time has passed.
+        lazily: answers begin at once and nobody has asked for the plan, so that a route may bid for
+            what it will plan when an answer needs it.
         remedy: advice for better answers than approximate ones, of a refused exact bid.
     """
 
@@ -111,6 +113,7 @@ class Task:
     given: AutoLimits = AutoLimits()
     without: frozenset[str] = frozenset()
     stands_by: bool = False
+    lazily: bool = False
     remedy: str = ""
     _kept: dict[str, Any] = field(default_factory=dict[str, Any], repr=False)
     _bids: list[dict[str, Bid]] = field(default_factory=list[dict[str, Bid]], repr=False)

@@ -53,6 +53,10 @@ class Scheduler(ABC):
     def plan(self, graph: FactorGraph) -> Planned:
         """Plan a graph's solution; return the plan, and a function that carries it out."""
 
+    def begin(self, graph: FactorGraph) -> tuple[Plan | None, Callable[[], Solution]]:
+        """The same for answers that begin at once; None for a plan that is made when asked for."""
+        return plan_by(self, graph)
+
     def small(self, graph: FactorGraph) -> Factors | None:
         """Return the factors of a graph so small that it is planned only when asked, or None."""
         return None
@@ -99,7 +103,11 @@ def reduced(graph: FactorGraph, seconds: float) -> "Network":
     network = reduce_graph(graph)
     if network.possible is None or network.impossible:
         return network
-    deadline = clock.now() + max(effort.PROBING * seconds, effort.LEAST_PLANNING)
+    left = max(effort.PROBING * seconds, effort.LEAST_PLANNING)
+    # Whether an order is cheap takes a look for each variable, after which nothing may be left.
+    if clock.Meter().is_counting and len(network.sizes) * tuning.SECONDS_PER_LOOK > left:
+        return network
+    deadline = clock.now() + left
     if is_easy(network.topology, deadline=deadline) or clock.now() > deadline:
         return network
     refuted = refuted_states(network, seconds=seconds, deadline=deadline)

@@ -122,6 +122,40 @@ def test_memory_that_was_measured_may_differ_a_little():
     assert far is not first
 
 
+def parities(bits):
+    """Scores of bits, each in three checks of six."""
+    draw, x = Random(0), rg.VariableArray("x", (bits,), 2)
+    unary = torch.randn(bits, 2, generator=torch.Generator().manual_seed(0))
+    blocks = [rg.FactorBlock((x,), rg.Table(unary))]
+    for _ in range(3):
+        places = torch.tensor(draw.sample(range(bits), bits)).reshape(-1, 6)
+        slots = tuple(x[places[:, slot]] for slot in range(6))
+        blocks.append(rg.FactorBlock(slots, rg.Xor(6)))
+    return rg.FactorGraph(blocks), x
+
+
+def test_infer_plans_no_clusters_until_they_are_asked_for(monkeypatch):
+    graph, _ = parities(180)
+    made, choose = [], joingraph._choose
+    monkeypatch.setattr(joingraph, "_choose", lambda *args: made.append(1) or choose(*args))
+    posterior = rg.infer(graph)
+    assert not made
+    assert posterior.plan.route == "join graph"
+    assert posterior.plan.bids.taken["variable_marginals"] == "join graph"
+    assert posterior.plan == rg.explain(parities(180)[0])
+
+
+@pytest.mark.long
+def test_clusters_that_are_planned_late_give_the_same_answers():
+    graph, x = parities(180)
+    rg.explain(graph)  # the plan is kept for the next call
+    early = rg.infer(graph)
+    late = rg.infer(parities(180)[0])
+    late.max_marginals()
+    assert torch.equal(early.marginal(x), late.marginal(x))
+    assert early.status == late.status
+
+
 def test_what_explain_planned_infer_uses(monkeypatch):
     draw = Random(3)
     variables = [rg.Variable(f"b{i}", 2) for i in range(150)]

@@ -1,5 +1,6 @@
 """The route of messages between clusters of factors."""
 
+from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -7,7 +8,10 @@ from typing import Any
 from rdpgraph._core import effort
 from rdpgraph.engines.portfolio import FirstConverged
 from rdpgraph.engines.solution import Question, Solution
+from rdpgraph.errors import BudgetError
+from rdpgraph.plan import clock
 from rdpgraph.plan.bids import Bid, Exactness
+from rdpgraph.plan.clock import Counter, counted
 from rdpgraph.plan.plan import Budget, Plan
 from rdpgraph.schedulers.loopy import JoinGraph
 from rdpgraph.schedulers.route import Others, Route, Task
@@ -19,7 +23,8 @@ class JoinGraphRoute(Route):
     """Messages between clusters, as large as a quarter of the time allows.
 
     Where seconds are short and nothing is impossible, messages between factors come first: the bid
-    is then that of messages which come after these.
+    is then that of messages which come after these. Where answers begin at once, clusters are
+    planned when the first of them needs messages: a mode does not.
     """
 
     def bid(self, task: Task, question: Question[Any], budget: Budget) -> Bid | None:
@@ -28,37 +33,49 @@ class JoinGraphRoute(Route):
             return None
         if task.joint > effort.MOST_JOINED:
             return None
-        planned = task.once("clusters", lambda: self._planned(task))
+        left = task.once("time for clusters", lambda: self._deadline(task) - clock.now())
+        if task.lazily:
+            make = partial(_planned_later, task, left)
+            return self._bid(task, effort.JOINED * task.allowance.seconds, None, make)
+        planned = task.once("clusters", lambda: _planned(task, clock.now() + left))
         if planned is None:
             return None
-        plan = planned[0]
+        return self._bid(task, planned[0].seconds, planned[0], lambda: planned)
+
+    @staticmethod
+    def _deadline(task: Task) -> float:
+        """When clusters have to be found, on `clock.now`."""
+        part = effort.PLANNING * task.allowance.seconds
+        return max(task.begin + part, task.once("least", lambda: 0.0))
+
+    @staticmethod
+    def _bid(
+        task: Task, seconds: float, plan: Plan | None, make: Callable[[], Planned | None]
+    ) -> Bid:
+        """The bid of clusters that are planned, or will be by ``make`` when they are needed."""
+        exactness = Exactness.CLUSTERS
         if task.network.possible is not None:
-            why = (
+            note = (
                 "messages between factors are used instead if their likeliest states violate "
                 "fewer factors than those of messages between clusters"
             )
         elif first_share(task):
-            why = (
+            note = (
                 "messages between clusters are tried if those between factors do not converge soon"
             )
-            seconds = task.allowance.seconds + plan.seconds
-            return _bid(Exactness.MESSAGES, seconds, plan, why, planned)
+            exactness, seconds = Exactness.MESSAGES, task.allowance.seconds + seconds
         else:
-            why = "messages between factors are used if those between clusters do not converge"
-        return _bid(Exactness.CLUSTERS, plan.seconds, plan, why, planned)
-
-    @staticmethod
-    def _planned(task: Task) -> Planned | None:
-        """The plan of clusters that fit, by a deadline; None if none do."""
-        seconds = task.allowance.seconds
-        deadline = max(task.begin + effort.PLANNING * seconds, task.once("least", lambda: 0.0))
-        scheduler = JoinGraph(
-            task.memory, effort.JOINED * seconds, tolerance=1e-3, progress=task.progress
-        )
-        return scheduler.plan_network(task.graph, task.network, "", deadline=deadline)
+            note = "messages between factors are used if those between clusters do not converge"
+        why, memory = "messages between clusters of factors", task.memory_limit
+        if plan is not None:
+            why, memory = f"{why}, of {plan.width:.0f} bits at most", plan.stored_bytes
+        return Bid(exactness, seconds, memory, why, note=note, work=make)
 
     def run(self, task: Task, bid: Bid) -> Solution:
-        return bid.work[1]()
+        planned = bid.work()
+        if planned is None:
+            raise BudgetError("No clusters larger than single factors fit into the budget.")
+        return planned[1]()
 
     def run_with(self, task: Task, bid: Bid, others: Others | None) -> Solution:
         """Clusters are tried before the messages between factors, which answer where they fail."""
@@ -68,13 +85,26 @@ class JoinGraphRoute(Route):
         return replace(after, attempts=(partial(_clustered, bid), *after.attempts))
 
     def plan(self, task: Task, bid: Bid, why: str) -> Plan:
-        return replace(bid.work[0], why=why)
+        return replace(bid.work()[0], why=why)
 
 
-def _bid(exactness: Exactness, seconds: float, plan: Plan, note: str, planned: Planned) -> Bid:
-    why = f"messages between clusters of factors, of {plan.width:.0f} bits at most"
-    return Bid(exactness, seconds, plan.stored_bytes, why, note=note, work=planned)
+def _planned(task: Task, deadline: float) -> Planned | None:
+    """The plan of clusters that fit, by a deadline; None if none do."""
+    seconds = effort.JOINED * task.allowance.seconds
+    scheduler = JoinGraph(task.memory, seconds, tolerance=1e-3, progress=task.progress)
+    return scheduler.plan_network(task.graph, task.network, "", deadline=deadline)
 
 
-def _clustered(bid: Bid, _: float) -> Solution:
-    return bid.work[1]()
+def _planned_later(task: Task, left: float) -> Planned | None:
+    """The same, planned when an answer needs it, in the time that was left at the auction.
+
+    Operations of planning are not counted among those of answers, as they are not at an auction.
+    """
+    counter = None if task.counter is None else Counter()
+    with counted(counter):
+        return task.once("clusters", lambda: _planned(task, clock.now() + left))
+
+
+def _clustered(bid: Bid, _: float) -> Solution | None:
+    planned = bid.work()
+    return None if planned is None else planned[1]()

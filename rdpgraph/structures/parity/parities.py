@@ -415,6 +415,10 @@ def recognised(graph: FactorGraph) -> tuple[Parities, Tensor, Tensor, Tensor] | 
         return None
     if bool((graph.domain.sizes != 2).any()):
         return None
+    # An automaton of parity has two states; others need not be read row by row.
+    automata = [b.potential for b in joint if isinstance(b.potential, Automaton)]
+    if any(potential.transitions.shape[-2:] != (2, 2) for potential in automata):
+        return None
     if any(block.arity == 0 for block in graph.blocks):
         return None  # a constant, which is no potential of a variable
     parities = [block.select() for block in joint]
