@@ -90,12 +90,15 @@ def chart(name, dtype):
             r(20, 20, 10), r(40, 40, 40), None, torch.randint(40, (20, 20, 10), generator=g)
         ),
         "segments": lambda: written.Segments(r(40, 30, 64), r(64, 64)),
+        "wide": lambda: written.Chain(r(5, 800), r(800, 800)),
+        "wide, each": lambda: written.Chain(r(2, 5, 600), r(2, 600, 600), torch.tensor([5, 4])),
     }[name]()
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 @pytest.mark.parametrize(
-    "name", ["trees", "two items", "faint", "ranks", "words", "kept", "segments"]
+    "name",
+    ["trees", "two items", "faint", "ranks", "words", "kept", "segments", "wide", "wide, each"],
 )
 def test_answers_for_few_items_are_equal_in_every_bit(name, dtype, by_threads):
     recurrence = chart(name, dtype)

@@ -73,15 +73,16 @@ void Run<Real>::link_along(const Stage& g, At s) {
       std::fill(to, to + n, Real(0));
     }
   if (!g.fixed) return direct_along(g, s, span);
-  const std::vector<Real>& said = prepared_of(g, whole.stages);
-  const int64_t panels = panels_of(n, wide) * wide * depth;
+  const Array<Real>& said = prepared_of(g, whole.stages);
   for (int64_t item = 0; item < batch; item += items) {
     const Table<Real> own = table(g, item);
-    const Real* along = moves[g.slot] ? said.data() + (g.table_item ? item : 0) * panels : nullptr;
+    const Real* along = moves[g.slot] ? said.data() + (g.table_item ? item : 0) * packed_size(g) : nullptr;
     for (int64_t first = 0; first < many * items; first += kBlock) {
-      prepare_rows<false>(g, s, span, item, first, std::min(kBlock, many * items - first));
+      const int64_t most = std::min(kBlock, many * items - first);
+      turned.resize(most * depth), moved.resize(3 * most * hop);
+      Real *sums_of = moved.data(), *with = sums_of + most * hop, *tables = with + most * hop;
+      rows_and_products(g, s, span, item, first, most, hop, sums_of);
       const int64_t some = rows.size();
-      turned.resize(some * depth), moved.resize(3 * some * hop);
       for (int64_t r = 0; r < some; ++r) {
         // `x` has the exponentials of rows, `turned` these times the means of what the row reads.
         Row one = rows[r];
@@ -93,10 +94,8 @@ void Run<Real>::link_along(const Stage& g, At s) {
       }
       // mean_j = sum_i (x_i m_i W_ij + x_i W_ij w_ij) / sum_i x_i W_ij, with m of the row and w (`along`) of
       // the matrix; where the divisor is near underflow, in logs.
-      Real *sums_of = moved.data(), *with = sums_of + some * hop, *tables = with + some * hop;
-      by_panels<false>(x.data(), some, depth, depth, own.ahead, n, sums_of, hop);
-      by_panels<false>(turned.data(), some, depth, depth, own.ahead, n, with, hop);
-      if (along) by_panels<false>(x.data(), some, depth, depth, along, n, tables, hop);
+      by_panels_of_all<false>(turned.data(), some, depth, depth, own.ahead, n, s.s % 2, with, hop);
+      if (along) by_panels_of_all<false>(x.data(), some, depth, depth, along, n, s.s % 2, tables, hop);
       for (int64_t r = 0; r < some; ++r) {
         for (int64_t k = 0; k < n; ++k) {
           const int64_t at = r * hop + k;
@@ -225,15 +224,17 @@ void Run<Real>::prepare_along() {
   for (int64_t k = 0; k < whole.stages; ++k) {
     const Stage& g = stages[k];
     if (!prepares(g) || !moves[g.slot]) continue;
-    const int64_t depth = depth_of(g), n = g.labels, panels = panels_of(n, wide) * wide * depth;
-    prepared[whole.stages + k].assign(sets(g) * panels, Real(0));
-    for (int64_t item = 0; item < sets(g); ++item)
-      for (int64_t i = 0; i < depth; ++i)
-        for (int64_t j = 0; j < n; ++j) {
-          const int64_t at = (j / wide * depth + i) * wide + j % wide;
-          prepared[whole.stages + k][item * panels + at] = table(g, item).ahead[at] *
-              moves[g.slot][g.table.c + item * g.table_item + row_of(g, i) + column_of(g, j)];
-        }
+    Array<Real>& made = prepared[whole.stages + k];
+    made.resize(sets(g) * packed_size(g));
+    for (int64_t item = 0; item < sets(g); ++item) {
+      const Real *weights = table(g, item).ahead, *said = moves[g.slot] + g.table.c + item * g.table_item;
+      Real* to = made.data() + item * packed_size(g);
+      // Beside the last column there is nothing.
+      if (g.labels % wide) std::fill(to + packed_size(g) - wide * depth_of(g), to + packed_size(g), Real(0));
+      each_packed(g, [&](int64_t at, int64_t place, int64_t some) {
+        for (int64_t j = 0; j < some; ++j) to[at + j] = weights[at + j] * said[place + j];
+      });
+    }
   }
 }
 

@@ -13,7 +13,6 @@
 
 namespace {
 
-constexpr double kLeastWork = 1 << 17;                   // multiply-adds of a part, some 30 us
 constexpr int64_t kLeastPlaces = 8, kMostParts = 16;     // places of a part, and parts
 constexpr int64_t kFewItems = 3;                         // more items are divided themselves
 
@@ -93,6 +92,9 @@ double Run<Real>::gain_of(int64_t threads) const {
     const double own = work_of(*g);
     all += own;
     if (g->places > 1 && g->labels && g->kind != kKindOver) shared += own * (1 - 1.0 / std::min(threads, g->places));
+    // Of a wide series the panels of its matrix are shared.
+    for (const Series& one : series)
+      if (stages + one.link == g && !is_narrow(one)) shared += own * (1 - 1.0 / threads_for(double(g->depth) * g->labels, threads));
   }
   return all > 0 ? all / (all - shared) : 1;
 }

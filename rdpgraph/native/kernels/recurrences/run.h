@@ -7,7 +7,9 @@
 
 #pragma once
 
+#include "../arrays.h"
 #include "../logs.h"
+#include "../threads.h"
 #include "records.h"
 #if defined(__SSE__)
 #include <immintrin.h>
@@ -26,6 +28,7 @@ constexpr int64_t kBlock = 64;   // rows of a product
 constexpr int64_t kKept = 256;   // rows whose outer products are added to a gradient together
 constexpr int64_t kTerms = 64;           // terms of a pair's cell that are drawn from at once
 constexpr int64_t kManyDraws = 16;       // of an item, for which terms are kept
+constexpr double kLeastWork = 1 << 17;   // multiply-adds of a thread, some 30 us
 constexpr int64_t kRemembered = 1 << 22; // numbers of terms that are kept for the draws of an item
 
 // Values from low to high, none where high is below low.
@@ -99,7 +102,7 @@ template <typename Real> struct Run {
   // Whether the largest log of some row was as far from 0 as lacks digits of float32.
   bool is_far = false;
   void note(Real top) { is_far |= std::abs(top) > Real(kWide); }
-  std::vector<std::vector<Real>> prepared;  // tables by stage; times what moves say of them; and transposed
+  std::vector<Array<Real>> prepared;  // tables by stage; times what moves say of them; and transposed
   // Scratch: rows before products (x), the parts of splits (y, z, transposed t) and of one (w), gradients of
   // rows (e), gradients over sums (h), rows of pairs, products, the terms of sums, and what terms add up to.
   std::vector<Real> x, y, z, w, e, h, t, pairs, sums, terms, totals;
@@ -135,6 +138,11 @@ template <typename Real> struct Run {
   std::vector<Run*> helpers;  // runs of other threads that have the items of this one
   bool helps = false;         // whether this is one of them, so that matrices are prepared by the leader
   bool divides = false;       // whether places are divided, as of a batch of few items
+  int64_t crew = 1;           // threads that prepare the matrices of this run
+  // How many of some threads are worth their while for so many multiply-adds.
+  static int64_t threads_for(double work, int64_t most) {
+    return std::max<int64_t>(1, std::min<int64_t>(most, int64_t(work / kLeastWork)));
+  }
   static constexpr Span kEverywhere{0, std::numeric_limits<int64_t>::max()};
   Span mine = kEverywhere;    // the places of a step that this run works on
   // Numbers to be added to gradients, after those of the places before: a line of an array, or, without one, a row to
@@ -418,27 +426,45 @@ template <typename Real> struct Run {
   }
   int64_t column_of(const Stage& g, int64_t j) const { return j / g.labels2 * g.column + j % g.labels2 * g.column2; }
   int64_t sets(const Stage& g) const { return g.fixed ? (g.table_item ? batch : 1) : 0; }
+  // How many numbers a matrix has in panels, and in all that is prepared of it.
+  int64_t packed_size(const Stage& g) const { return panels_of(g.labels, width<Real>()) * width<Real>() * depth_of(g); }
   int64_t prepared_size(const Stage& g) const {
     const int64_t wide = width<Real>(), depth = depth_of(g), n = g.labels;
-    return n + wide * (panels_of(n, wide) * depth + panels_of(depth, wide) * n);
+    return wide * (panels_of(n, wide) * (depth + 1) + panels_of(depth, wide) * n);
   }
   // Whether this run prepares the matrix of a stage, for other runs, too, if all items share it.
   bool prepares(const Stage& g) const { return g.slot >= 0 && g.fixed && (g.table_item || leader == this); }
-  const std::vector<Real>& prepared_of(const Stage& g, int64_t more) const {
+  const Array<Real>& prepared_of(const Stage& g, int64_t more) const {
     return (g.table_item && !helps ? this : leader)->prepared[&g - stages + more];
   }
   Table<Real> table(const Stage& g, int64_t item) const {
     Real* start = const_cast<Real*>(prepared_of(g, 0).data()) + (g.table_item ? item : 0) * prepared_size(g);
-    const int64_t ahead = panels_of(g.labels, width<Real>()) * width<Real>() * depth_of(g);
-    return {data[g.slot] + g.table.c + item * g.table_item, start, start + g.labels, start + g.labels + ahead};
+    const int64_t padded = panels_of(g.labels, width<Real>()) * width<Real>();
+    return {data[g.slot] + g.table.c + item * g.table_item, start, start + padded, start + padded * (depth_of(g) + 1)};
   }
+  // Whether all numbers of an input are those of the matrix of a stage, which `pack` looks at one by one.
+  bool looks_at_all(const Stage& g, int64_t numbers) const {
+    return prepares(g) && g.kind == kKindLink && g.column == 1 && g.row == g.labels && g.labels2 == 1 &&
+           sets(g) * g.depth * g.labels == numbers;
+  }
+  bool unsound = false;  // whether a matrix has a NaN or +inf
+  void note_unsound() {
+#pragma omp atomic write
+    unsound = true;
+  }
+  template <bool best> void pack(const Stage& g, const Table<Real>& t, int64_t first, int64_t last);
+  static void transpose(const Real* ahead, int64_t depth, int64_t n, Real* back, int64_t first, int64_t last);
   template <bool best> void prepare(const Stage& g, bool down);
   template <bool best> static void by_panels(const Real* left, int64_t rows, int64_t stride, int64_t depth, const Real* panels, int64_t columns, Real* result, int64_t hop);
+  template <bool best> static void by_panels(const Real* left, int64_t rows, int64_t stride, int64_t depth, const Real* panels, int64_t first, int64_t last, bool backwards, Real* result, int64_t hop);
+  template <bool best> void by_panels_of_all(const Real* left, int64_t rows, int64_t stride, int64_t depth, const Real* panels, int64_t columns, bool backwards, Real* result, int64_t hop) const;
+  template <typename Visit> void each_packed(const Stage& g, Visit visit);
   struct Row { int64_t item, p; double level, top; };
   std::vector<char> faints;  // of rows: whether products have lost what has a gradient
   std::vector<Split> splits;
   std::vector<Row> rows;
   template <bool best> void prepare_rows(const Stage& g, At s, Span span, int64_t item, int64_t first, int64_t most);
+  void rows_and_products(const Stage& g, At s, Span span, int64_t item, int64_t first, int64_t most, int64_t hop, Real* products);
   template <bool best> bool prepare_splits(const Stage& g, At s, Row& one);
   template <bool best> bool pair(const Stage& g, At s, Row& one, Real* to);
   template <bool best> void products(const Stage& g, Real* to);
@@ -485,7 +511,7 @@ template <typename Real> struct Run {
   void direct_down(const Stage& g, At s, Span span, int64_t from, int64_t until);
   // Rows before and after products, whose outer products are a table's gradient; by stage.
   // Each set of items that share a matrix has its own, `counts` of them.
-  struct Kept { std::vector<Real> before, after, sums; std::vector<int64_t> counts; };
+  struct Kept { Array<Real> before, after, sums; std::vector<int64_t> counts; };
   std::vector<Kept> kept;
   // How many rows are kept of a set: those that stay in the cache.
   int64_t most_kept(const Stage& g) const {
@@ -573,7 +599,8 @@ template <typename Real> struct Run {
   Real* const* seconds = nullptr;  // by slot; null: not wanted
   // The gradient of a link's values at a place, its derivative, and that of the values.
   struct Turn { const Real *first, *second, *along; };
-  std::vector<Real> tau, products_of, after_of, before_of;
+  std::vector<Real> tau;
+  Array<Real> products_of, after_of, before_of;
   void sum_second(const Stage& g, At s);
   Turn turn_of(const Target& target, At s, int64_t item, int64_t p);
   void link_second(const Stage& g, At s);

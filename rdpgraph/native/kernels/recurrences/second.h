@@ -83,16 +83,15 @@ void Run<Real>::link_second(const Stage& g, At s) {
   products_of.resize(std::max<int64_t>(products_of.size(), most * padded));
   after_of.resize(std::max<int64_t>(after_of.size(), 2 * most * padded));
   before_of.resize(std::max<int64_t>(before_of.size(), 3 * most * hop));
-  Real *h = after_of.data(), *turn = h + most * padded;
-  Real *plain = before_of.data(), *turned_of = plain + most * hop, *with = turned_of + most * hop;
   std::vector<Real> moved_rows(depth);
   for (int64_t item = 0; item < batch; item += items) {
     const Table<Real> own = table(g, item);
     const Real* back = moves[g.slot] ? prepared_of(g, 2 * whole.stages).data() + (g.table_item ? item : 0) * size : nullptr;
     for (int64_t first = 0; first < many * items; first += kBlock) {
-      prepare_rows<false>(g, s, span, item, first, std::min(kBlock, many * items - first));
+      rows_and_products(g, s, span, item, first, std::min(kBlock, many * items - first), padded, products_of.data());
       const int64_t some = rows.size();
-      by_panels<false>(x.data(), some, depth, depth, own.ahead, n, products_of.data(), padded);
+      Real *h = after_of.data(), *turn = h + some * padded;
+      Real *plain = before_of.data(), *turned_of = plain + some * hop, *with = turned_of + some * hop;
       for (int64_t r = 0; r < some; ++r) {
         const Row one = rows[r];
         const Turn t = turn_of(targets[one.p - span.low], s, one.item, one.p);
@@ -105,9 +104,8 @@ void Run<Real>::link_second(const Stage& g, At s) {
           if (!sound && (t.first[j] != 0 || t.second[j] != 0)) faint_second(g, s, one, own.logs, j, t);
         }
       }
-      by_panels<false>(h, some, padded, n, own.back, depth, plain, hop);
-      by_panels<false>(turn, some, padded, n, own.back, depth, turned_of, hop);
-      if (back) by_panels<false>(h, some, padded, n, back, depth, with, hop);
+      by_panels_of_all<false>(h, 2 * some, padded, n, own.back, depth, s.s % 2, plain, hop);  // and the turns, which lie behind
+      if (back) by_panels_of_all<false>(h, some, padded, n, back, depth, s.s % 2, with, hop);
       for (int64_t r = 0; r < some; ++r) {
         Row one = rows[r];
         const Real* row = x.data() + r * depth;
@@ -262,14 +260,15 @@ void Run<Real>::prepare_second() {
   for (int64_t k = 0; k < whole.stages; ++k) {
     const Stage& g = stages[k];
     if (!prepares(g) || !moves[g.slot]) continue;
-    const int64_t depth = depth_of(g), n = g.labels, size = panels_of(depth, wide) * wide * n;
-    const int64_t ahead = panels_of(n, wide) * wide * depth;
-    prepared[2 * whole.stages + k].assign(sets(g) * size, Real(0));
-    for (int64_t item = 0; item < sets(g); ++item)
-      for (int64_t i = 0; i < depth; ++i)
-        for (int64_t j = 0; j < n; ++j)
-          prepared[2 * whole.stages + k][item * size + (i / wide * n + j) * wide + i % wide] =
-              prepared[whole.stages + k][item * ahead + (j / wide * depth + i) * wide + j % wide];
+    const int64_t depth = depth_of(g), n = g.labels, panels = panels_of(depth, wide), size = panels * wide * n;
+    Array<Real>& made = prepared[2 * whole.stages + k];
+    made.resize(sets(g) * size);
+    for (int64_t item = 0; item < sets(g); ++item) {
+      const Real* from = prepared[whole.stages + k].data() + item * packed_size(g);
+      by_items(panels, threads_for(double(depth) * n, crew), [&](int64_t first, int64_t last) {
+        transpose(from, depth, n, made.data() + item * size, first, last);
+      });
+    }
   }
 }
 
@@ -278,19 +277,19 @@ template <typename Real>
 void Run<Real>::write_matrix_second(const Stage& g) {
   Kept& own = kept[&g - stages];
   if (!g.fixed || g.slot < 0 || !seconds[g.slot] || own.before.empty()) return;
-  Kept& plain = kept[&g - stages + whole.stages];
   finish_kept(g, 0), finish_kept(g, whole.stages);
-  const int64_t depth = depth_of(g), wide = width<Real>(), n = g.labels, size = depth * panels_of(n, wide) * wide;
   for (int64_t item = 0; item < sets(g); ++item) {
-    const Table<Real> t = table(g, item);
     const int64_t start = g.table.c + item * g.table_item;
-    for (int64_t j = 0; j < n; ++j)
-      for (int64_t k = 0; k < depth; ++k) {
-        const int64_t at = (j / wide * depth + k) * wide + j % wide, place = start + row_of(g, k) + column_of(g, j);
-        Real sum = own.sums[item * size + at];
-        if (moves[g.slot]) sum += moves[g.slot][place] * plain.sums[item * size + at];
-        seconds[g.slot][place] += t.ahead[at] * sum;
-      }
+    const Real *weights = table(g, item).ahead, *sums = own.sums.data() + item * packed_size(g);
+    Real* to = seconds[g.slot] + start;
+    const auto add_all = [&](auto factor) {
+      each_packed(g, [&](int64_t at, int64_t place, int64_t some) {
+        for (int64_t j = 0; j < some; ++j) to[place + j] += weights[at + j] * factor(at + j, place + j);
+      });
+    };
+    if (!moves[g.slot]) { add_all([=](int64_t at, int64_t) { return sums[at]; }); continue; }
+    const Real *said = moves[g.slot] + start, *plain = kept[&g - stages + whole.stages].sums.data() + item * packed_size(g);
+    add_all([=](int64_t at, int64_t place) { return sums[at] + said[place] * plain[at]; });
   }
 }
 

@@ -30,10 +30,12 @@ template <typename Real> struct Team {
   int64_t owners() const { return shared ? 1 : int64_t(runs.size()); }
   int64_t first_of(int64_t k) const { return batch * k / owners(); }
 
-  // Calls for each run with its number, in a thread of its own.
+  // Calls for each run with its number, in a thread of its own. One alone is no parallel region: within one, OpenMP
+  // would start new threads for each product that is shared.
   template <typename Each> void each_run(Each each) {
     const int64_t many = owners();
-#pragma omp parallel for num_threads(many) schedule(static, 1) if (many > 1)
+    if (many == 1) return each(*runs[0], 0);
+#pragma omp parallel for num_threads(many) schedule(static, 1)
     for (int64_t k = 0; k < many; ++k) each(*runs[k], k);
   }
 
@@ -59,11 +61,17 @@ template <typename Real> struct Team {
     for (size_t k = owners(); k < runs.size(); ++k) take(k, data, 0, batch);
   }
 
-  // Notes whether an input has a NaN or +inf, which no answer is made of.
-  void check(Real* const* data) {
+  // Notes whether an input has a NaN or +inf, which no answer is made of; but for matrices that are looked at when they
+  // are prepared, as for log-sums.
+  template <bool best> void check(Real* const* data) {
     constexpr Real kMost = std::numeric_limits<Real>::infinity();
+    const Run<Real>& run = *runs[0];
     int bad = 0;
     for (int64_t slot = 1; slot <= slots; ++slot) {
+      const bool later = !best && std::any_of(run.stages, run.stages + run.whole.stages, [&](const Stage& g) {
+        return g.slot == slot && run.looks_at_all(g, counts[slot - 1]);
+      });
+      if (later) continue;
       const Real* values = data[slot];
 #pragma omp simd reduction(| : bad)
       for (int64_t k = 0; k < counts[slot - 1]; ++k) bad |= !(values[k] < kMost);
@@ -79,15 +87,17 @@ template <typename Real> struct Team {
     while (int64_t(runs.size()) < threads) runs.emplace_back(new Run<Real>(records, runs[0].get()));
     for (int64_t k = 0; k < threads; ++k) {
       runs[k]->divides = batch <= kFewItems, runs[k]->helps = shared && k, runs[k]->is_far = false;
+      runs[k]->crew = k ? 1 : threads, runs[k]->unsound = false;
       if (shared && k) runs[0]->helpers.push_back(runs[k].get());
     }
-    check(data), take(data);
+    take(data), check<best>(data);
     runs[0]->template prepare_up<best>();
     each_run([&](Run<Real>& run, int64_t k) {
       if (k) run.template prepare_up<best>();
       run.keep_series = keep, run.is_far = false;
       run.template up<best>();
     });
+    for (const auto& run : runs) unsound |= run->unsound;
   }
 
   // Whether some row of the last pass lacks digits of float32.

@@ -31,7 +31,8 @@ void Run<Real>::wide_sums(Series& one, int64_t item, int64_t together, bool keep
   const double kLog2 = 0.6931471805599453;
   const Real peak = largest(t.peaks, n);
   // Columns in which nothing is possible are no reason to sum in logs.
-  std::vector<Real> before(together * hop), after(together * hop), limits(hop, Real(0)), room;
+  Array<Real> before(together * hop, Real(0)), after(together * hop), limits(hop, Real(0));
+  std::vector<Real> room;
   for (int64_t first = 0; first < n; first += width<Real>()) {
     bool lacks = true;  // whether some column has no term above 0 so far
     for (int64_t i = 0; i < n && lacks; ++i) {
@@ -54,7 +55,7 @@ void Run<Real>::wide_sums(Series& one, int64_t item, int64_t together, bool keep
       note(top), exps(before.data() + p * hop, logs, top, n);
       of = {*out_level(to, item + p, At{one.first + at - 1}, 0) + double(top), 0, 0, 1, false};
     }
-    by_panels<false>(before.data(), together, hop, n, t.ahead, n, after.data(), hop);
+    by_panels_of_all<false>(before.data(), together, hop, n, t.ahead, n, at % 2, after.data(), hop);
     for (int64_t p = 0; p < together; ++p) {
       Part& of = parts[p];
       Real *x = before.data() + p * hop, *y = after.data() + p * hop;
@@ -95,11 +96,12 @@ void Run<Real>::wide_best(Series& one, int64_t item, int64_t together) {
   const Stage &g = stages[one.link], &to = stages[one.into];
   const int64_t n = g.labels, hop = panels_of(n, width<Real>()) * width<Real>();
   const Table<Real> t = table(g, item);
-  std::vector<Real> before(together * hop), after(together * hop), room;
+  Array<Real> before(together * hop, Real(0)), after(together * hop);
+  std::vector<Real> room;
   for (int64_t p = 0; p < together; ++p)
     std::memcpy(before.data() + p * hop, out(to, data[0], item + p, At{one.first - 1}, 0), n * sizeof(Real));
   for (int64_t s = one.first; s <= one.last; ++s) {
-    by_panels<true>(before.data(), together, hop, n, t.ahead, n, after.data(), hop);
+    by_panels_of_all<true>(before.data(), together, hop, n, t.ahead, n, s % 2, after.data(), hop);
     for (int64_t p = 0; p < together; ++p) {
       Real *x = before.data() + p * hop, *logs = out(to, data[0], item + p, At{s}, 0);
       const Real *y = after.data() + p * hop, *given = others_at(one, item + p, s, room), top = finite(largest(x, n));
@@ -119,7 +121,7 @@ void Run<Real>::wide_down(Series& one, int64_t item, int64_t together) {
   const int64_t n = g.labels, many = one.last - one.first + 1, hop = panels_of(n, width<Real>()) * width<Real>();
   const Lane<Real> low = all<Real>(faint<Real>(n) * (1 << 20)), ones = all(Real(1));
   const Table<Real> t = table(g, item);
-  std::vector<Real> pull(together * hop, Real(0)), back(together * hop, Real(0));
+  Array<Real> pull(together * hop, Real(0)), back(together * hop, Real(0));
   std::vector<char> any(together, 0);  // whether a row behind has a gradient, unlike those beyond an item's end
   for (int64_t at = many; at--;) {
     for (int64_t p = 0; p < together; ++p) {
@@ -143,7 +145,7 @@ void Run<Real>::wide_down(Series& one, int64_t item, int64_t together) {
         if (f->link < 0 && grads[f->slot]) add_to(grads[f->slot], line_of(*f, item + p, At{one.first + at}, 0, 0), here, n);
       if (grads[g.slot]) keep_products(g, item + p, one.before.data() + row, turned, 0);
     }
-    by_panels<false>(pull.data(), together, hop, n, t.back, n, back.data(), hop);
+    by_panels_of_all<false>(pull.data(), together, hop, n, t.back, n, at % 2, back.data(), hop);
     for (int64_t p = 0; p < together; ++p) {
       const Real* x = one.before.data() + ((item + p) * many + at) * n;
       Real* own = back.data() + p * hop;
