@@ -57,6 +57,7 @@ _FEW_ITEMS = 64  # of a batch whose goals are kept: kilobytes
 _IDLE = 4  # runs of a program and sizes that wait for the next call, and keep their memory
 _IDLE_SIZES = 16  # programs and sizes of which runs wait
 _IDLE_NUMBERS = 1 << 20  # numbers of a run that waits; larger ones take longer to fill than to make
+_IDLE_INPUTS = 1 << 24  # numbers of its inputs, of which it holds copies: 64 MiB in float32
 
 
 LIBRARY = TypedLibrary(building.RECURRENCES, _SIGNATURES, RECORDS)
@@ -345,6 +346,8 @@ class _ExecutorState:
         self.found = array("q", [0, 0])  # whether inputs were unsound, and sums far from 0
         self.spare: dict[str, Tensor] = {}
         self.keep: tuple[Any, ...] = ()  # what the state points to
+        self.inputs = 0  # numbers of inputs that are logs
+        self.above: Tensor | None = None  # (items,) what the gradients of tables are there for
 
     def room(self, what: str) -> Tensor:
         """A tensor like that of the tables, for their gradients, means or losses."""
@@ -374,8 +377,10 @@ class _Lease:
 
     def __del__(self) -> None:
         waiting = self.idle.setdefault(self.key, [])
-        if len(waiting) < _IDLE and self.run.values.numel() <= _IDLE_NUMBERS:
-            waiting.append(self.run)
+        run = self.run
+        is_small = run.values.numel() <= _IDLE_NUMBERS and run.inputs <= _IDLE_INPUTS
+        if is_small and len(waiting) < _IDLE:
+            waiting.append(run)
         while len(self.idle) > _IDLE_SIZES:
             self.idle.pop(next(iter(self.idle)))
 
@@ -437,7 +442,7 @@ def run_up(
     value = torch.empty(items, dtype=dtype, device="cpu")
     data = _pointers([run.values, *inputs])
     # The state keeps what it was given, so that stays alive with it.
-    run.keep = (layout, records)
+    run.keep, run.above, run.inputs = (layout, records), None, sum(layout.checked)
     cells, found = layout.ends.data_ptr(), _address(run.found)
     run.handle = _function("up", dtype)(
         _address(records.numbers), _address(data), run.levels.data_ptr(), layout.steps.data_ptr(),
@@ -480,9 +485,10 @@ def run_down(
         goal.add_to(below, above, possible)
     if rows is not None:
         _rows_in(up, below, rows[0]).add_(rows[1])
-    gradients = _zeros(up, wanted)
+    gradients, run.above = _zeros(up, wanted), None
     data, grads = _pointers([run.values, *up.inputs]), _pointers([below, *gradients])
     _function("down", run.dtype)(run.handle, _address(data), _address(grads))
+    run.above = None if rows is not None else above.to(run.dtype, copy=True)
     if run.dtype == up.dtype:
         return gradients
     return [x if x is None else _narrowed(x, up.dtype) for x in gradients]
@@ -544,7 +550,7 @@ class Second:
 
     Attributes:
         means: (items,) the derivatives of the goal along the direction.
-        gradients: of the goal in inputs, as from `run_down`.
+        gradients: of the goal in inputs, as from `run_down`; none, unless they are asked for.
         turns: their derivatives along the direction.
     """
 
@@ -552,11 +558,19 @@ class Second:
     gradients: list[Tensor | None]
     turns: list[Tensor | None]
 
+    def to(self, dtype: torch.dtype) -> "Second":
+        """The same in a dtype."""
+        first, second = (
+            [None if x is None else x.to(dtype) for x in each]
+            for each in (self.gradients, self.turns)
+        )
+        return Second(self.means.to(dtype), first, second)
+
 
 @torch.no_grad()
 def run_second(
     up: Upward, said: Sequence[Tensor | None], above: Tensor, more: Tensor | None,
-    wanted: Sequence[bool],
+    wanted: Sequence[bool], *, first: bool,
 ) -> Second:  # fmt: skip
     """The second derivatives of the goal along a direction, in float64 accurately.
 
@@ -566,11 +580,15 @@ def run_second(
         above: (items,) the gradient of something in the goal, as for `run_down`.
         more: (items,) its derivative, so that its product with the gradient is added to the turns.
         wanted: of which inputs.
+        first: whether gradients are asked for, too.
     """
     said = [None if x is None else x.contiguous() for x in said]
-    means = mean_along(up, said)
-    gradients = run_down(up, above, wanted)
-    run = up.lease.run
+    means, run = mean_along(up, said), up.lease.run
+    gradients: list[Tensor | None] = [None] * len(wanted)
+    # The gradients of tables may be there, from a way down for the same.
+    known = run.above is not None and torch.equal(run.above, above.to(run.dtype))
+    if first or not known:
+        gradients = run_down(up, above, wanted if first else [False] * len(wanted))
     below, turns = run.room("seconds").zero_(), _zeros(up, wanted)
     for goal in up.goals:
         if more is not None:
@@ -805,20 +823,17 @@ class _Call:
 
     def second(
         self, up: Upward, said: Sequence[Tensor | None], above: Tensor, more: Tensor | None,
-        wanted: Sequence[bool],
+        wanted: Sequence[bool], *, first: bool,
     ) -> Second:  # fmt: skip
         """`run_second` in float64, in which differences of derivatives keep their digits."""
         dtype = up.value.dtype
         if dtype == torch.float64:
-            return run_second(up, said, above, more, wanted)
+            return run_second(up, said, above, more, wanted, first=first)
         inputs = [x.double() if x.is_floating_point() else x for x in up.inputs]
-        found = run_second(
+        return run_second(
             self.run_up(inputs), [None if x is None else x.double() for x in said],
-            above.double(), None if more is None else more.double(), wanted,
-        )  # fmt: skip
-        lists = found.gradients, found.turns
-        first, second = ([None if x is None else x.to(dtype) for x in each] for each in lists)
-        return Second(found.means.to(dtype), first, second)
+            above.double(), None if more is None else more.double(), wanted, first=first,
+        ).to(dtype)  # fmt: skip
 
 
 class _LogPartition(torch.autograd.Function):
@@ -854,18 +869,22 @@ class _Gradient(torch.autograd.Function):
         ctx: Any, call: _Call, up: Upward, wanted: Sequence[bool], above: Tensor, *inputs: Tensor
     ) -> tuple[Tensor, ...]:
         ctx.call, ctx.up, ctx.wanted = call, up, wanted
+        ctx.set_materialize_grads(False)  # what nothing depends on is no direction
         ctx.save_for_backward(above, *inputs)
         return tuple(x for x in run_down(up, above, wanted) if x is not None)
 
     @staticmethod
-    def backward(ctx: Any, *gradients: Tensor) -> Any:
+    def backward(ctx: Any, *gradients: Tensor | None) -> Any:
         above, *inputs = ctx.saved_tensors
-        if torch.is_grad_enabled() or is_transformed(*gradients):
-            again = ctx.call.interpreted_gradients
-            return None, None, None, *regradient(again, (above, *inputs), *gradients)
         each = iter(gradients)
         said = [next(each) if use else None for use in ctx.wanted]
-        found = ctx.call.second(ctx.up, said, above, None, ctx.needs_input_grad[4:])
+        if torch.is_grad_enabled() or is_transformed(*gradients):
+            again, pairs = ctx.call.interpreted_gradients, zip(inputs, said, strict=True)
+            made = [torch.zeros_like(x) if one is None else one for x, one in pairs]
+            made = [one for one, use in zip(made, ctx.wanted, strict=True) if use]
+            return None, None, None, *regradient(again, (above, *inputs), *made)
+        wanted = ctx.needs_input_grad[4:]
+        found = ctx.call.second(ctx.up, said, above, None, wanted, first=False)
         return None, None, None, found.means, *found.turns
 
 
@@ -888,7 +907,7 @@ class _Mean(torch.autograd.Function):
         wanted = [x.is_floating_point() for x in inputs]
         # The mean is the derivative of the goal along what is said. So its gradient in what is said
         # is the goal's, and its gradient in the inputs is the derivative of that.
-        found = call.second(ctx.up, said, of_mean, of_goal, wanted)
+        found = call.second(ctx.up, said, of_mean, of_goal, wanted, first=True)
         return None, *found.turns, *(x for x in found.gradients if x is not None)
 
 
