@@ -9,6 +9,7 @@ from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
+from torch.utils.weak import WeakTensorKeyDictionary
 
 from rdpgraph._core.compiler import in_transform, refuse_exported
 from rdpgraph._core.masked import present
@@ -20,9 +21,16 @@ from rdpgraph.logspace.logmatrix import soft_sum
 FLOATING = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
 WHOLE = (torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8)
 
+_LARGE = 1 << 16  # numbers, which take longer to read than it takes to find that they were read
+_HIGHEST = WeakTensorKeyDictionary()
+"""The largest value of each large tensor that was found sound, and its state then."""
+
 
 def checked_log_values(name: str, log_values: Tensor) -> float:
     """The largest log-value; refuses other types, NaN and +inf.
+
+    A large tensor is read again only after a write to it. Writes that torch does not count, as by
+    way of NumPy or ``.data``, are found by the compiled code that reads all of a table.
 
     Values are not read inside `torch.compile`, which would break the graph, and `torch.func`.
     """
@@ -33,13 +41,22 @@ def checked_log_values(name: str, log_values: Tensor) -> float:
     if torch.compiler.is_compiling() or in_transform():
         return -math.inf
     # A tensor of torch's own class with its values, outside of an export, needs no closer look.
-    own = type(log_values) is Tensor and not torch._C._len_torch_dispatch_stack()  # pyright: ignore
+    watched = torch._C._len_torch_dispatch_stack() > 0  # pyright: ignore
+    own = type(log_values) is Tensor and not watched
     if not own or log_values.is_meta or log_values.layout != torch.strided:
         refuse_hollow(name, log_values)
+    state, parameter = None, type(log_values) is torch.nn.Parameter and not watched
+    if (own or parameter) and log_values.numel() >= _LARGE and not log_values.is_inference():
+        state = log_values._version, log_values.data_ptr(), log_values.shape, log_values.stride()
+        known = _HIGHEST.get(log_values)
+        if known is not None and known[0] == state:
+            return known[1]
     highest = log_values.detach().amax().item() if log_values.numel() else -math.inf
     if not highest < math.inf:
         kind = "NaN" if bool(log_values.isnan().any()) else "+inf"
         raise ModelError(f"{name} needs log-values below +inf (-inf is a hard zero); got {kind}.")
+    if state is not None:
+        _HIGHEST[log_values] = state, highest
     return highest
 
 
