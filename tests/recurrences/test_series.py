@@ -74,6 +74,29 @@ def test_sums_and_gradients_are_those_of_the_interpreter(
 
 
 @pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("among", [(0,), (1,), (0, 1)])
+def test_second_derivatives_of_many_states_are_those_of_the_interpreter(
+    kind: str, among: tuple[int, ...]
+) -> None:
+    """Along directions among the gradients in scores of steps and of transitions."""
+    chain = model(kind, 3, 7, 40)
+    leaves = [x.clone().requires_grad_() for x in (chain.unary, chain.transition)]
+    ours = Chain(*leaves, chain.lengths)
+    log_z, theirs = ours.log_partition(), interpreted(ours)
+    some = theirs > -math.inf
+    said = [draw("plain", *x.shape, seed=9, dtype=x.dtype) for x in leaves]
+
+    def turned(values: torch.Tensor) -> list[torch.Tensor]:
+        first = torch.autograd.grad(values[some].sum(), leaves, create_graph=True)
+        moved = sum((first[k].nan_to_num() * said[k]).sum() for k in among)
+        assert isinstance(moved, torch.Tensor)
+        return [x.nan_to_num() for x in torch.autograd.grad(moved, leaves)]
+
+    for one, other in zip(turned(log_z), turned(theirs), strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-8, atol=1e-8)
+
+
+@pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("states", [3, 20, 40])
 def test_maxima_are_those_of_the_interpreter_and_modes_reach_them(kind: str, states: int) -> None:
     chain = model(kind, 5, 13, states, torch.float32)
