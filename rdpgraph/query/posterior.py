@@ -420,7 +420,10 @@ class Posterior(Inferred):
         return torch.maximum(known, score)
 
     def mode_is_optimal(self) -> Tensor:
-        """(*batch,) bool: True where the mode is proved to be the best."""
+        """(*batch,) bool: True where the mode is proved to be the best.
+
+        A score that meets its bound to 1e-9 of it, or to 1e-9 nats below one, is a proof.
+        """
         self._mode_states()
         return self._answers.mode_is_optimal().reshape(self.graph.batch_shape).cpu()
 
