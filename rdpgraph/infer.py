@@ -82,7 +82,7 @@ def infer(
         A `Posterior` of a graph and a `StructuredPosterior` of a structure, about all states of
         the model as declared, whatever the estimator. Answers are computed when they are first
         asked for; the plan of a graph is made here, that of a small one and of a structure when it
-        is first asked for.
+        is first asked for, and so is that of messages between clusters.
 
     Raises:
         BudgetError: the plan does not fit its budget; the message says by how much, and what to do.
