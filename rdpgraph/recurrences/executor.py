@@ -700,16 +700,18 @@ def best_states(up: Upward, number: int, count: int) -> Tensor:
 
     -1 where they use none of a site, and where there are fewer.
     """
+    if count == 1:
+        return states(up, number, None, None)
     run, found = up.lease.run, up.possible.long()
     *sites, width = up.inputs[number].shape[1:]
-    states = torch.full((count, len(found), *sites), -1, device="cpu")
+    best = torch.full((count, len(found), *sites), -1, device="cpu")
     cells = torch.stack([goal.places(up.possible) for goal in up.goals])
     data = _pointers([run.values, *up.inputs])
     _function("k_best_states", run.dtype)(
         run.handle, _address(data), cells.data_ptr(), len(cells), count, found.data_ptr(),
-        number + 1, width, math.prod(sites), states.data_ptr(),
+        number + 1, width, math.prod(sites), best.data_ptr(),
     )  # fmt: skip
-    return states
+    return best
 
 
 @torch.no_grad()
@@ -725,6 +727,8 @@ def best_derivations(up: Upward | Derived, count: int) -> tuple[Tensor, Tensor]:
     """
     if isinstance(up, Derived):
         return up.best_derivations(count)
+    if count == 1:
+        return derivations(up, None, None), up.possible.long()
     run, found = up.lease.run, up.possible.long()
     cells = torch.stack([goal.places(up.possible) for goal in up.goals])
     data = _pointers([run.values, *up.inputs])

@@ -102,6 +102,24 @@ void Run<Real>::expand(const Cell& cell, int64_t item) {
   for (int64_t k = 0; k < depth; ++k) line[k] += matrix[k * g.row + column_of(g, cell.v)];
 }
 
+// Calls for all that the factors of an alternative read, of one label.
+template <typename Real>
+template <typename Reach>
+void Run<Real>::each_read_of(const Alternative& a, int64_t item, const Split& at, int64_t p, int64_t label, Reach reach) {
+  for (const FactorRecord* f = factors + a.first; f < factors + a.first + a.count; ++f)
+    reach(f->slot, line_of(*f, item, at.s, p, at.r)(label) - item * f->item);
+}
+
+// Likewise for a label or pair of them before the matrix of a cell, of one split.
+template <typename Real>
+template <typename Reach>
+void Run<Real>::each_read_of_split(const Cell& cell, int64_t item, const Split& at, int64_t k, Reach reach) {
+  const Stage& g = *cell.g;
+  const int64_t c = g.kind == kKindPair ? g.depth2 : 1;
+  each_read_of(alternatives[g.first], item, at, cell.p, k / c, reach);
+  if (g.kind == kKindPair) each_read_of(alternatives[g.first + 1], item, at, cell.p, k % c, reach);
+}
+
 // Calls for all that a term of a cell reads, with its slot and its place in the item. `known`: the cell is the
 // last one that was expanded.
 template <typename Real>
@@ -117,20 +135,14 @@ void Run<Real>::each_read(const Cell& cell, int64_t item, int64_t term, bool kno
       if (f->link < 0) reach(f->slot, line_of(*f, item, cell.s, 0, 0)(cell.v) - item * f->item);
     return;
   }
-  const auto spread = [&](const Alternative& a, const Split& at, int64_t label) {
-    for (const FactorRecord* f = factors + a.first; f < factors + a.first + a.count; ++f)
-      reach(f->slot, line_of(*f, item, at.s, cell.p, at.r)(label) - item * f->item);
-  };
   if (g.kind == kKindSum) {
     if (!known) find_ways(g, item, cell.s, cell.p);
-    return spread(*ways[term].a, ways[term].at, cell.v);
+    return each_read_of(*ways[term].a, item, ways[term].at, cell.p, cell.v, reach);
   }
-  const Alternative* a = alternatives + g.first;
-  if (!known) find_splits(*a, item, cell.s, cell.p);
-  const int64_t depth = depth_of(g), k = term % depth, c = g.kind == kKindPair ? g.depth2 : 1;
+  if (!known) find_splits(alternatives[g.first], item, cell.s, cell.p);
+  const int64_t depth = depth_of(g), k = term % depth;
   const Split at = splits[term / depth];
-  spread(a[0], at, k / c);
-  if (g.kind == kKindPair) spread(a[1], at, k % c);
+  each_read_of_split(cell, item, at, k, reach);
   if (g.kind != kKindOver) reach(g.slot, place_in_matrix(g, item, at, cell.p, k, cell.v));
 }
 

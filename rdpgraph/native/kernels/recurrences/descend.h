@@ -152,7 +152,7 @@ template <typename Real>
 template <bool best>
 bool Run<Real>::pair_line(const Cell& cell, int64_t item) {
   const Stage& g = *cell.g;
-  const int64_t b = g.depth, c = g.depth2, wide = width<Real>();
+  const int64_t b = g.depth, c = g.depth2;
   const Real* matrix = data[g.slot] + item * g.table_item + g.table.c + column_of(g, cell.v);
   Row one{item, cell.p, 0, 0};
   pairs.resize(std::max<int64_t>(pairs.size(), b * c)), line.resize(b * c);
@@ -180,58 +180,59 @@ template <typename Real>
 template <bool best>
 int64_t Run<Real>::choose_pair(const Cell& cell, int64_t item) {
   if (!pair_line<best>(cell, item)) return -1;
-  const int64_t b = cell.g->depth, c = cell.g->depth2, wide = width<Real>(), many = splits.size();
+  const int64_t b = cell.g->depth, c = cell.g->depth2, many = splits.size();
   const int64_t k = pick(best), i = k / c, j = k % c;
   line.resize(many);
   for (int64_t r = 0; r < many; ++r) {
-    const Real left = y[r * b + i], right = z[(j / wide * many + r) * wide + j % wide];
+    const Real left = y[r * b + i], right = rights[r * c + j];
     line[r] = best ? left + right : std::log(left * right);
   }
   return pick(best) * b * c + k;
 }
 
-// What a memory has of a cell, and of one of its terms or pairs of labels.
+// The number of a node of a cell; below 0: it has none.
 template <typename Real>
-const typename Run<Real>::Memory::Known* Run<Real>::Memory::find(int64_t at, int64_t what) const {
-  if (known.empty()) return nullptr;
-  for (size_t k = place_of(at, what);; k = (k + 1) & (known.size() - 1)) {
-    const Known& one = known[k];
-    if (one.at < 0) return nullptr;
-    if (one.at == at && one.what == what) return &one;
+int32_t Run<Real>::Memory::find(int64_t at) const {
+  if (table.empty()) return -1;
+  size_t k = place_of(at);
+  while (table[k] >= 0 && nodes[table[k]].at != at) k = (k + 1) & (table.size() - 1);
+  return table[k];
+}
+
+template <typename Real>
+void Run<Real>::Memory::put(int32_t node) {
+  if (2 * (nodes.size() + 1) > table.size()) {
+    std::vector<int32_t> before(std::max<size_t>(256, 2 * table.size()), -1);
+    before.swap(table);
+    for (const int32_t one : before) if (one >= 0) put(one);
   }
+  size_t k = place_of(nodes[node].at);
+  while (table[k] >= 0) k = (k + 1) & (table.size() - 1);
+  table[k] = node;
 }
 
+// The number of a term of a node, in proportion to their exponentials.
 template <typename Real>
-void Run<Real>::Memory::put(const Known& one) {
-  if (2 * (count + 1) > known.size()) {
-    std::vector<Known> before(std::max<size_t>(256, 2 * known.size()), Known{-1, 0, 0, 0, 0});
-    before.swap(known), count = 0;
-    for (const Known& each : before) if (each.at >= 0) put(each);
-  }
-  size_t k = place_of(one.at, one.what);
-  while (known[k].at >= 0) k = (k + 1) & (known.size() - 1);
-  known[k] = one, ++count;
+int64_t Run<Real>::recall(int32_t node) {
+  const int64_t many = memory.nodes[node].count;
+  if (many == 1) return 0;
+  const Real* sums = memory.sums.data() + memory.nodes[node].first;
+  const Real *end = sums + many, *found = std::upper_bound(sums, end, Real(uniform()) * end[-1]);
+  // Rounding may have led beyond the last term that is possible.
+  return (found < end ? found : std::lower_bound(sums, end, end[-1])) - sums;
 }
 
-// One of the terms that are known, in proportion to their exponentials.
+// Keeps the distribution over the terms in `line`, as a node, whose number is returned.
 template <typename Real>
-int64_t Run<Real>::recall(const typename Memory::Known& one) {
-  const int64_t many = std::abs(one.count);
-  return many == 1 ? 0 : choose(memory.terms.data() + one.first, many, one.sum);
-}
-
-// Keeps the exponentials of `line`; `by_labels`: those of pairs of labels, whose splits come next.
-template <typename Real>
-typename Run<Real>::Memory::Known Run<Real>::remember(int64_t at, int64_t what, bool by_labels) {
-  const int64_t many = line.size(), first = memory.terms.size();
+int32_t Run<Real>::remember(int64_t at, int64_t what) {
+  const int64_t many = line.size(), first = memory.sums.size(), node = memory.nodes.size();
   exps(line.data(), line.data(), largest(line.data(), many), many);
+  memory.sums.resize(first + many), memory.next.resize(first + many, -1);
   Real sum = 0;
-#pragma omp simd reduction(+ : sum)
-  for (int64_t k = 0; k < many; ++k) sum += line[k];
-  memory.terms.insert(memory.terms.end(), line.begin(), line.end());
-  const typename Memory::Known one{at, what, first, by_labels ? -many : many, sum};
-  memory.put(one);
-  return one;
+  for (int64_t k = 0; k < many; ++k) memory.sums[first + k] = sum += line[k];
+  memory.nodes.push_back({at, what, first, many});
+  if (what < 0) memory.put(node);
+  return node;
 }
 
 // Calls for all that a term of a cell reads, or the cells that it reads if these have one term alone.
@@ -253,39 +254,56 @@ void Run<Real>::each_read_through(const Cell& cell, int64_t item, int64_t term, 
   }
 }
 
-// A term of a cell for one of several draws: distributions are found once for all of them, and so is what terms read,
-// for which it calls.
+// The node of a cell that several draws go through, which is made if there is none. Below 0: the cell has none, as where
+// there is no room, or where its label is found on the way back along a series.
 template <typename Real>
-template <typename Reach>
-void Run<Real>::draw_known(int64_t at, int64_t item, Reach reach) {
-  const auto known_of = [&](int64_t what, auto fill) {
-    if (const typename Memory::Known* found = memory.find(at, what)) return *found;
-    const bool by_labels = fill(cell_at(at));
-    return remember(at, what, by_labels);
-  };
-  const auto first = known_of(-1, [&](const Cell& cell) {
-    const Stage& g = *cell.g;
-    if (g.kind == kKindPair && g.fixed) {
-      // Of many terms the sums over splits, by which labels are chosen first.
-      find_splits(alternatives[g.first], item, cell.s, cell.p);
-      if (int64_t(splits.size()) * depth_of(g) > kTerms && pair_line<false>(cell, item)) return true;
+int32_t Run<Real>::node_of(int64_t at, int64_t item) {
+  if (const int32_t found = memory.find(at); found >= 0) return found;
+  if (int64_t(memory.sums.size()) >= kRemembered || is_in_series(at)) return -1;
+  const Cell cell = cell_at(at);
+  const Stage& g = *cell.g;
+  if (g.kind == kKindPair && g.fixed) {
+    // Of many terms the sums over splits, by which labels are chosen first.
+    find_splits(alternatives[g.first], item, cell.s, cell.p);
+    if (int64_t(splits.size()) * depth_of(g) > kTerms && pair_line<false>(cell, item)) return remember(at, Memory::kPairs);
+  }
+  expand(cell, item);
+  return remember(at, Memory::kEvery);
+}
+
+// A term of a node's cell for one of several draws: distributions are found once for all of them, and so is what terms
+// read. Calls for each input, and notes the cells, or their nodes k as -1 - k.
+template <typename Real>
+template <typename Visit>
+void Run<Real>::draw_known(int32_t node, int64_t item, std::vector<int64_t>& waiting, Visit visit) {
+  int64_t term = recall(node);
+  if (memory.nodes[node].what == Memory::kPairs) {
+    const int64_t at = memory.nodes[node].at, place = memory.nodes[node].first + term;
+    if (memory.next[place] < 0) {
+      splits_of(cell_at(at), item, term);
+      const int32_t made = remember(at, term);
+      memory.next[place] = made;
     }
-    expand(cell, item);
-    return false;
-  });
-  int64_t term = recall(first);
-  if (first.count < 0) {
-    const auto split = known_of(-2 - term, [&](const Cell& cell) { return splits_of(cell, item, term), false; });
-    term -= recall(split) * first.count;
+    node = memory.next[place], term = recall(node);
   }
-  const typename Memory::Known* reads = memory.find(at, term);
-  if (!reads) {
+  const typename Memory::Node one = memory.nodes[node];
+  if (memory.next[one.first + term] < 0) {
+    const Cell cell = cell_at(one.at);
     const int64_t start = memory.reads.size();
-    each_read_through(cell_at(at), item, term, [&](int64_t slot, int64_t place) { memory.reads.push_back({slot, place}); });
-    memory.put({at, term, start, int64_t(memory.reads.size()) - start, Real(0)});
-    reads = memory.find(at, term);
+    each_read_through(cell, item, one.what < 0 ? term : term * depth_of(*cell.g) + one.what, [&](int64_t slot, int64_t place) {
+      memory.reads.push_back({slot, place, -1});
+    });
+    memory.next[one.first + term] = memory.lists.size();
+    memory.lists.push_back({start, int64_t(memory.reads.size())});
   }
-  for (int64_t k = reads->first; k < reads->first + reads->count; ++k) reach(memory.reads[k].first, memory.reads[k].second);
+  const std::pair<int64_t, int64_t> list = memory.lists[memory.next[one.first + term]];
+  for (int64_t k = list.first; k < list.second; ++k) {
+    const typename Memory::Read read = memory.reads[k];
+    if (read.slot) { visit(read.slot, read.place); continue; }
+    int32_t inner = read.node;
+    if (inner < 0) inner = node_of(read.place, item), memory.reads[k].node = inner;
+    waiting.push_back(inner < 0 ? read.place : -1 - inner);
+  }
 }
 
 // The logs of a pair's terms of two labels, one for each split, into `line`.
@@ -294,19 +312,20 @@ void Run<Real>::splits_of(const Cell& cell, int64_t item, int64_t k) {
   const Stage& g = *cell.g;
   const int64_t labels[] = {k / g.depth2, k % g.depth2};
   find_splits(alternatives[g.first], item, cell.s, cell.p);
-  tops.resize(splits.size());
-  double top = -INFINITY;
-  for (size_t r = 0; r < splits.size(); ++r) {
-    double sum = 0;
-    for (int side = 0; side < 2; ++side) {
-      const Alternative& a = alternatives[g.first + side];
+  tops.assign(splits.size(), 0.0);
+  for (int side = 0; side < 2; ++side) {
+    const Alternative& a = alternatives[g.first + side];
+    if (const FactorRecord* f = single_row(a)) {
+      find_parts(*f, item, cell.p, parts_of_splits[side]);
+      const Real* from = data[0] + labels[side];
+      for (size_t r = 0; r < splits.size(); ++r) tops[r] += from[parts_of_splits[side][r]];
+    } else for (size_t r = 0; r < splits.size(); ++r)
       for (const FactorRecord* f = factors + a.first; f < factors + a.first + a.count; ++f) {
         const Line from = line_of(*f, item, splits[r].s, cell.p, splits[r].r);
-        sum += data[f->slot][from(labels[side])] + (from.levels ? from.levels[labels[side] * from.level_hop] : 0);
+        tops[r] += data[f->slot][from(labels[side])] + (from.levels ? from.levels[labels[side] * from.level_hop] : 0);
       }
-    }
-    top = std::max(top, tops[r] = sum);
   }
+  const double top = *std::max_element(tops.begin(), tops.end());
   line.resize(splits.size());
   for (size_t r = 0; r < splits.size(); ++r) line[r] = Real(tops[r] - top);
 }
@@ -322,9 +341,11 @@ void Run<Real>::descend_once(int64_t item, std::vector<int64_t>& waiting, bool b
     if (slot) visit(slot, place);
     else waiting.push_back(place);
   };
-  // What several draws go through is found once; a label of a series is found on the way back along it.
-  if (remembers && int64_t(memory.terms.size()) < kRemembered && (memory.find(at, -1) || !is_in_series(at)))
-    return draw_known(at, item, reach);
+  // What several draws go through is found once.
+  if (remembers) {
+    const int32_t node = at < 0 ? int32_t(-1 - at) : node_of(at, item);
+    if (node >= 0) return draw_known(node, item, waiting, visit);
+  }
   const Cell cell = cell_at(at);
   if (const Series* one = series_of(*cell.g, cell.s.s)) {
     const int64_t v = descend_series(*one, item, cell.s.s, cell.v, best, visit);

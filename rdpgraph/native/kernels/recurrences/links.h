@@ -192,48 +192,84 @@ void Run<Real>::rows_and_products(const Stage& g, At s, Span span, int64_t item,
   by_panels_of_all<false>(x.data(), rows.size(), depth, depth, table(g, item).ahead, n, s.s % 2, products, hop);
 }
 
-// Both parts of all splits of a pair: the left ones (splits, depth) in `y`, the right ones in panels in `z`,
-// exponentials relative to a common top. Returns whether any is possible.
+// Where the row of a table is that a factor reads, of all `splits`, into `at`; adds its levels to `tops`.
+template <typename Real>
+void Run<Real>::find_parts(const FactorRecord& f, int64_t item, int64_t p, std::vector<int64_t>& at) {
+  const int64_t many = splits.size();
+  at.resize(many);
+  // Rows move by a stride from one value of the inner loop to the next.
+  for (int64_t k = 0, end; k < many; k = end) {
+    const Split& first = splits[k];
+    for (end = k + 1; end < many && splits[end].s.w == first.s.w;) ++end;
+    const int64_t place = value(f.at, first.s, p, first.r) + item * f.item;
+    const double* from = levels + item * f.level_item + value(f.level, first.s, p, first.r);
+    for (int64_t j = k; j < end; ++j) at[j] = place + (j - k) * f.at.r;
+    if (!f.looks) for (int64_t j = k; j < end; ++j) tops[j] += from[(j - k) * f.level.r];
+    else for (int64_t j = k; j < end; ++j) {
+      const double* level = from + (j - k) * f.level.r;
+      for (const Look* l = looks + f.look; l < looks + f.look + f.looks; ++l) {
+        const int64_t number = numbers(*l, item)[value(l->at, first.s, p, splits[j].r)];
+        at[j] += l->stride * number, level += l->level * number;
+      }
+      tops[j] += *level;
+    }
+  }
+}
+
+// Both parts of all splits of a pair, (splits, depth) in `y` and (splits, depth2) in `rights`: exponentials relative to
+// a common top, or their logs for maxima. Returns whether any is possible.
 template <typename Real>
 template <bool best>
 bool Run<Real>::prepare_splits(const Stage& g, At s, Row& one) {
-  const Alternative &left = alternatives[g.first], &right = alternatives[g.first + 1];
-  find_splits(left, one.item, s, one.p);
-  const int64_t many = splits.size(), wide = width<Real>(), b = g.depth, c = g.depth2;
-  y.resize(many * b), z.resize(many * panels_of(c, wide) * wide), w.resize(std::max(b, c)), tops.resize(2 * many);
-  std::fill(z.begin(), z.end(), kNever<Real>);
+  find_splits(alternatives[g.first], one.item, s, one.p);
+  const int64_t many = splits.size(), b = g.depth, c = g.depth2;
+  tops.assign(many, 0.0);
+  for (int side = 0; side < 2; ++side) {
+    const Alternative& a = alternatives[g.first + side];
+    const int64_t depth = side ? c : b;
+    std::vector<Real>& rows_of = side ? rights : y;
+    std::vector<int64_t>& at = parts_of_splits[side];
+    rows_of.resize(many * depth);
+    Real* to = rows_of.data();
+    if (const FactorRecord* f = single_row(a)) {
+      find_parts(*f, one.item, one.p, at);
+      for (int64_t k = 0; k < many; ++k, to += depth) {
+        const Real* from = data[0] + at[k];
+        by_lanes<Real>(depth, [&](int64_t j, auto left) { store(to + j, load(from + j, left), left); });
+      }
+    } else {
+      at.clear();
+      for (int64_t k = 0; k < many; ++k, to += depth) tops[k] += row(a, one.item, splits[k].s, one.p, splits[k].r, depth, to);
+    }
+  }
   double most = -INFINITY;
-  // A part that is one row of a table moves by a stride from one split to the next.
-  const FactorRecord* const single[] = {single_row(left), single_row(right)};
-  Line lines[2];
-  const auto read = [&](int side, int64_t k, int64_t depth, Real* to) {
-    const Alternative& a = side ? right : left;
-    const FactorRecord* f = single[side];
-    const Split& at = splits[k];
-    if (!f) return row(a, one.item, at.s, one.p, at.r, depth, to);
-    Line& line = lines[side];
-    if (k && splits[k - 1].s.w == at.s.w && splits[k - 1].r + 1 == at.r) line.at += f->at.r, line.levels += f->level.r;
-    else line = line_of(*f, one.item, at.s, one.p, at.r);
-    const Real* from = data[0] + line.at;
-    for (int64_t j = 0; j < depth; ++j) to[j] = from[j];
-    return *line.levels;
-  };
   for (int64_t k = 0; k < many; ++k) {
-    const double more = read(0, k, b, y.data() + k * b), also = read(1, k, c, w.data());
-    const Real l = largest(y.data() + k * b, b), q = largest(w.data(), c);
-    tops[k] = l > kNever<Real> && q > kNever<Real> ? more + also + l + q : -INFINITY;
-    for (int64_t j = 0; j < b; ++j) y[k * b + j] -= finite(l);
-    for (int64_t j = 0; j < c; ++j) z[(j / wide * many + k) * wide + j % wide] = w[j] - finite(q);
+    Real *left = y.data() + k * b, *right = rights.data() + k * c;
+    if (best) {  // the largest level of what is possible
+      if (tops[k] > most && largest(left, b) > kNever<Real> && largest(right, c) > kNever<Real>) most = tops[k];
+      continue;
+    }
+    const Real l = largest(left, b), q = largest(right, c);
+    tops[k] = l > kNever<Real> && q > kNever<Real> ? tops[k] + l + q : -INFINITY;
+    if (finite(l) != 0) for (int64_t j = 0; j < b; ++j) left[j] -= l;
+    if (finite(q) != 0) for (int64_t j = 0; j < c; ++j) right[j] -= q;
     most = std::max(most, tops[k]);
   }
   if (!(most > -INFINITY)) return false;
-  // All exponentials at once: a row of a few labels fills no vector.
-  if (!best) exps(y.data(), y.data(), Real(0), many * b), exps(z.data(), z.data(), Real(0), int64_t(z.size()));
   one.level = 0, one.top = most;
-  for (int64_t k = 0; k < many; ++k) {
-    const Real scale = best ? Real(tops[k] - most) : Real(std::exp(tops[k] - most));
-    for (int64_t j = 0; j < b; ++j) best ? y[k * b + j] += scale : y[k * b + j] *= scale;
+  // What is not possible may have a larger level.
+  w.resize(std::max<int64_t>(w.size(), many));
+  for (int64_t k = 0; k < many; ++k) w[k] = Real(std::min(tops[k] - most, 0.0));
+  if (best) {
+    for (int64_t k = 0; k < many; ++k)
+      by_lanes<Real>(b, [&](int64_t j, auto left) { store(y.data() + k * b + j, load(y.data() + k * b + j, left) + w[k], left); });
+    return true;
   }
+  // All exponentials at once: a row of a few labels fills no vector.
+  exps(y.data(), y.data(), Real(0), many * b), exps(rights.data(), rights.data(), Real(0), many * c);
+  exps(w.data(), w.data(), Real(0), many);
+  for (int64_t k = 0; k < many; ++k)
+    by_lanes<Real>(b, [&](int64_t j, auto left) { store(y.data() + k * b + j, load(y.data() + k * b + j, left) * w[k], left); });
   return true;
 }
 
@@ -250,13 +286,21 @@ bool Run<Real>::pair(const Stage& g, At s, Row& one, Real* to) {
 template <typename Real>
 template <bool best>
 void Run<Real>::products(const Stage& g, Real* to) {
-  const int64_t many = splits.size(), wide = width<Real>(), b = g.depth, c = g.depth2;
+  const int64_t many = splits.size(), wide = width<Real>(), b = g.depth, c = g.depth2, some = lanes<Real>();
   const int64_t hop = panels_of(c, wide) * wide;
-  t.resize(many * b), sums.resize(b * hop);
+  t.resize(many * b), z.resize(many * hop), sums.resize(std::max<int64_t>(sums.size(), b * hop));
   for (int64_t k = 0; k < many; ++k)
     for (int64_t j = 0; j < b; ++j) t[j * many + k] = y[k * b + j];
+  // In panels; numbers beyond the labels are 0.
+  for (int64_t first = 0; first < c; first += wide)
+    for (int64_t k = 0; k < many; ++k)
+      for (int64_t half = 0; half < wide; half += some) {
+        const int64_t left = std::min(std::max<int64_t>(c - first - half, 0), some);
+        store(z.data() + first * many + k * wide + half, load(rights.data() + k * c + first + half, left), some);
+      }
   by_panels<best>(t.data(), b, many, many, z.data(), c, sums.data(), hop);
-  for (int64_t j = 0; j < b; ++j) std::memcpy(to + j * c, sums.data() + j * hop, c * sizeof(Real));
+  for (int64_t j = 0; j < b; ++j)
+    by_lanes<Real>(c, [&](int64_t k, auto left) { store(to + j * c + k, load(sums.data() + j * hop + k, left), left); });
 }
 
 // Visits every term of a row's sum for one column, with its split, its label or pair of labels, and its log.
@@ -276,10 +320,24 @@ void Run<Real>::each_term(const Stage& g, At s, const Row& one, const Real* logs
   });
 }
 
+// Whether anything is possible in a column of a matrix, which is found once for all places.
+template <typename Real>
+bool Run<Real>::is_used(const Stage& g, int64_t item, const Real* logs, int64_t j) {
+  std::vector<char>& found = used[&g - stages];  // 0: not known
+  const int64_t at = (g.table_item ? item : 0) * g.labels + j;
+  found.resize(sets(g) * g.labels, 0);
+  if (!found[at]) {
+    found[at] = 1;
+    for (int64_t k = 0; k < depth_of(g); ++k) if (logs[row_of(g, k) + column_of(g, j)] > kNever<Real>) found[at] = 2;
+  }
+  return found[at] > 1;
+}
+
 // Whether any term of a row's sum is possible, for one column. Which labels or pairs of them are possible before
 // the matrix is found once for all columns of a row: most sums that vanish are those of hard zeros.
 template <typename Real>
 bool Run<Real>::is_possible(const Stage& g, At s, const Row& one, const Real* logs, int64_t j) {
+  if (!is_used(g, one.item, logs, j)) return false;
   const int64_t b = g.depth, c = g.kind == kKindPair ? g.depth2 : 1, column = column_of(g, j);
   const int64_t place[] = {&g - stages, one.item, one.p, s.s, s.o, s.q, s.u};
   if (!std::equal(std::begin(place), std::end(place), there_at)) {
@@ -739,18 +797,16 @@ void Run<Real>::pair_down(const Stage& g, At s, Row& one, const Real* turned) {
   prepare_splits<false>(g, s, one);
   const int64_t some = splits.size(), b = g.depth, c = g.depth2, wide = width<Real>();
   const int64_t bs = panels_of(b, wide) * wide, cs = panels_of(c, wide) * wide;
-  // turned (b, c), in panels over c and over b; left prepare_splits (splits, b), right prepare_splits (splits, c).
-  e.assign(b * cs + c * bs, Real(0)), t.resize(some * (c + cs + bs));
-  Real *over = e.data(), *under = e.data() + b * cs, *rights = t.data(), *to = rights + some * c, *back = to + some * cs;
+  // turned (b, c), in panels over c and over b; the parts are (splits, b) and (splits, c).
+  e.assign(b * cs + c * bs, Real(0)), t.resize(some * (cs + bs));
+  Real *over = e.data(), *under = e.data() + b * cs, *to = t.data(), *back = to + some * cs;
   for (int64_t i = 0; i < b; ++i)
     for (int64_t j = 0; j < c; ++j) {
       over[(j / wide * b + i) * wide + j % wide] = turned[i * c + j];
       under[(i / wide * c + j) * wide + i % wide] = turned[i * c + j];
     }
-  for (int64_t k = 0; k < some; ++k)
-    for (int64_t j = 0; j < c; ++j) rights[k * c + j] = z[(j / wide * some + k) * wide + j % wide];
   by_panels<false>(y.data(), some, b, b, over, c, to, cs);
-  by_panels<false>(rights, some, c, c, under, b, back, bs);
+  by_panels<false>(rights.data(), some, c, c, under, b, back, bs);
   for (int64_t k = 0; k < some; ++k) {
     for (int64_t j = 0; j < c; ++j) to[k * cs + j] *= rights[k * c + j];
     for (int64_t j = 0; j < b; ++j) back[k * bs + j] *= y[k * b + j];

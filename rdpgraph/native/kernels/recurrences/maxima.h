@@ -77,6 +77,17 @@ void Run<Real>::matrix_maxima(const Real* loss, const Real* rows, int64_t depth,
   }
 }
 
+// The losses of a link at a place, and into those of other factors of its target; null: no derivation goes through it.
+template <typename Real>
+const Real* Run<Real>::loss_of_link(const Stage& g, const Target& target, At s, int64_t p) {
+  const Real* loss = out(*target.g, losses[0], 0, s, p);
+  if (!has_terms(alternatives[g.first], 0, s, p) || !(largest(loss, g.labels) > kNever<Real>)) return nullptr;
+  // Entries that are added to the whole row of labels lose what each label does.
+  for (const Part& f : target.others)
+    if (losses[f.f->slot]) raise(losses[f.f->slot], line_of(f, 0), loss, g.labels);
+  return loss;
+}
+
 // The losses of the links of a step, into those of their rows and their matrix.
 template <typename Real>
 void Run<Real>::link_maxima(const Stage& g, At s) {
@@ -85,18 +96,10 @@ void Run<Real>::link_maxima(const Stage& g, At s) {
   const Alternative& a = alternatives[g.first];
   if (span.high < span.low) return;
   find_targets(g, s, span);
+  if (g.kind == kKindPair && g.fixed) return pair_maxima(g, s, span);
   for (int64_t p = span.low; p <= span.high; ++p) {
-    const Target& target = targets[p - span.low];
-    const Real* loss = out(*target.g, losses[0], 0, s, p);
-    if (!has_terms(a, 0, s, p) || !(largest(loss, n) > kNever<Real>)) continue;
-    // Entries that are added to the whole row of labels lose what each label does.
-    for (const Part& f : target.others)
-      if (losses[f.f->slot]) raise(losses[f.f->slot], line_of(f, 0), loss, n);
-    if (g.kind == kKindPair && g.fixed) {
-      Row one{0, p, 0, 0};
-      pair_maxima(g, s, one, loss);
-      continue;
-    }
+    const Real* loss = loss_of_link(g, targets[p - span.low], s, p);
+    if (!loss) continue;
     const int64_t start = value(g.table, s, p, 0), each = depth_of(g);
     // A link: each term is a label of the row and an entry of the matrix.
     int64_t hop;
@@ -127,42 +130,90 @@ void Run<Real>::link_maxima(const Stage& g, At s) {
   }
 }
 
-// The losses of a pair: of its matrix, and, by those of its row of pairs of labels, of both parts of all splits.
+// The losses of the pairs of a step, by a matrix that is the same at all places: in the place of a pair k of labels the
+// best derivation loses max_j [loss_j - total_j + W_kj] + row_k, which is a product of maxima.
 template <typename Real>
-void Run<Real>::pair_maxima(const Stage& g, At s, Row& one, const Real* loss) {
-  const int64_t b = g.depth, c = g.depth2, n = g.labels, wide = width<Real>();
-  pairs.resize(std::max<int64_t>(pairs.size(), b * c));
-  if (!pair<true>(g, s, one, pairs.data())) return;
-  // The matrix with the labels of the whole side by side, made once for all places.
-  std::vector<Real>& matrix = plain[&g - stages];
-  turned.resize(b * c);
-  if (matrix.empty()) {
-    const Real* from = data[g.slot] + g.table.c;
-    matrix.resize(b * c * n);
-    for (int64_t j = 0; j < n; ++j)
-      for (int64_t k = 0; k < b * c; ++k) matrix[k * n + j] = from[row_of(g, k) + column_of(g, j)];
-  }
-  Real* own = losses[g.slot];
-  matrix_maxima(loss, pairs.data(), b * c, matrix.data(), n, n, own, [&](int64_t k, const Real* of_row) {
-    for (int64_t j = 0; j < n; ++j) raise(own + g.table.c + row_of(g, k) + column_of(g, j), of_row + j, 1, 1);
-  }, turned.data());
-  for (int64_t k = 0; k < b * c; ++k) pairs[k] = finite(pairs[k]);
-  const int64_t many = splits.size();
-  std::vector<Real> left(b), right(c), of_right(c);
-  for (int64_t r = 0; r < many; ++r) {
-    std::fill(right.begin(), right.end(), kNever<Real>);
-    for (int64_t j = 0; j < c; ++j) of_right[j] = z[(j / wide * many + r) * wide + j % wide];
-    for (int64_t i = 0; i < b; ++i) {
-      const Real *loss_of = turned.data() + i * c, *best_of = pairs.data() + i * c, own = y[r * b + i];
-      Real most = kNever<Real>;
-      for (int64_t j = 0; j < c; ++j) {
-        const Real best = loss_of[j] + (own + of_right[j] - best_of[j]);
-        most = std::max(most, best), right[j] = std::max(right[j], best);
-      }
-      left[i] = most;
+void Run<Real>::pair_maxima(const Stage& g, At s, Span span) {
+  const int64_t depth = depth_of(g), n = g.labels, wide = width<Real>();
+  const int64_t padded = panels_of(n, wide) * wide, hop = panels_of(depth, wide) * wide;
+  // A large matrix is read once for the rows of several places, whose splits are then found again.
+  const int64_t most = depth * n > kCached ? kRows : 1;
+  const Table<Real> own = table(g, 0);
+  x.resize(std::max<int64_t>(x.size(), most * depth));
+  totals.resize(std::max<int64_t>(totals.size(), most * padded)), moved.resize(std::max<int64_t>(moved.size(), most * hop));
+  for (int64_t p = span.low; p <= span.high;) {
+    for (rows.clear(); p <= span.high && int64_t(rows.size()) < most; ++p) {
+      Row one{0, p, 0, 0};
+      if (loss_of_link(g, targets[p - span.low], s, p) && pair<true>(g, s, one, x.data() + rows.size() * depth)) rows.push_back(one);
     }
-    row_raise(alternatives[g.first], splits[r].s, one.p, splits[r].r, b, left.data());
-    row_raise(alternatives[g.first + 1], splits[r].s, one.p, splits[r].r, c, right.data());
+    by_panels<true>(x.data(), rows.size(), depth, depth, own.ahead, n, totals.data(), padded);
+    for (Row& one : rows) {
+      const Real* loss = out(*targets[one.p - span.low].g, losses[0], 0, s, one.p);
+      Real *less = totals.data() + (&one - rows.data()) * padded, top = kNever<Real>;
+      for (int64_t j = 0; j < n; ++j) {
+        const bool any = less[j] > kNever<Real>;
+        top = any ? std::max(top, loss[j]) : top, less[j] = any ? loss[j] - less[j] : kNever<Real>;
+      }
+      one.top = top;
+    }
+    by_panels<true>(totals.data(), rows.size(), padded, n, own.back, depth, moved.data(), hop);
+    for (Row& one : rows) {
+      if (!(one.top > kNever<Real>)) continue;
+      const int64_t r = &one - rows.data();
+      const Real *best = x.data() + r * depth, *less = totals.data() + r * padded;
+      Real* loss = moved.data() + r * hop;
+      for (int64_t k = 0; k < depth; ++k) loss[k] += best[k];
+      // The best derivation loses nothing: what rounding has added is taken off again.
+      const Real more = Real(one.top) - largest(loss, depth);
+      for (int64_t k = 0; k < depth; ++k) loss[k] += more;
+      if (Real* to = losses[g.slot] ? losses[g.slot] + g.table.c : nullptr)
+        for (int64_t j = 0; j < n; ++j)
+          for (int64_t k = 0; less[j] > kNever<Real> && k < depth; ++k) {
+            const int64_t at = row_of(g, k) + column_of(g, j);
+            to[at] = std::max(to[at], ((own.logs[at] + less[j]) + best[k]) + more);
+          }
+      if (most > 1) prepare_splits<true>(g, s, one);
+      split_maxima(g, one.p, loss, best);
+    }
+  }
+}
+
+// The losses of both parts of all `splits` of a pair, given those of its pairs of labels and the largest terms of these.
+template <typename Real>
+void Run<Real>::split_maxima(const Stage& g, int64_t p, const Real* loss, const Real* most) {
+  const int64_t many = splits.size(), sizes[] = {g.depth, g.depth2};
+  // Both parts and their losses by the labels of the parts, with splits side by side.
+  std::vector<Real>* const parts[] = {&y, &rights};
+  std::vector<Real>* const turned_parts[] = {&t, &z};
+  for (int side = 0; side < 2; ++side) {
+    std::vector<Real>& to = *turned_parts[side];
+    to.resize(std::max<int64_t>(to.size(), 2 * sizes[side] * many));
+    for (int64_t k = 0; k < many; ++k)
+      for (int64_t i = 0; i < sizes[side]; ++i) to[i * many + k] = (*parts[side])[k * sizes[side] + i];
+    std::fill_n(to.data() + sizes[side] * many, sizes[side] * many, kNever<Real>);
+  }
+  for (int64_t i = 0; i < sizes[0]; ++i)
+    for (int64_t j = 0; j < sizes[1]; ++j) {
+      const Real own = loss[i * sizes[1] + j], best = most[i * sizes[1] + j];
+      if (!(own > kNever<Real>)) continue;
+      const Real *left = t.data() + i * many, *right = z.data() + j * many;
+      Real *to_left = t.data() + (sizes[0] + i) * many, *to_right = z.data() + (sizes[1] + j) * many;
+      by_lanes<Real>(many, [&](int64_t k, auto some) {
+        const Lane<Real> one = own + ((load(left + k, some) + load(right + k, some)) - best);
+        const Lane<Real> other = load(to_left + k, some), another = load(to_right + k, some);
+        store(to_left + k, one > other ? one : other, some), store(to_right + k, one > another ? one : another, some);
+      });
+    }
+  for (int side = 0; side < 2; ++side) {
+    const Real* from = turned_parts[side]->data() + sizes[side] * many;
+    const std::vector<int64_t>& at = parts_of_splits[side];
+    w.resize(std::max<int64_t>(w.size(), sizes[side]));
+    for (int64_t k = 0; k < many; ++k) {
+      Real* to = at.empty() ? w.data() : losses[0] + at[k];
+      if (at.empty()) std::fill_n(to, sizes[side], kNever<Real>);
+      for (int64_t i = 0; i < sizes[side]; ++i) to[i] = std::max(to[i], from[i * many + k]);
+      if (at.empty()) row_raise(alternatives[g.first + side], splits[k].s, p, splits[k].r, sizes[side], to);
+    }
   }
 }
 
@@ -197,12 +248,14 @@ void Run<Real>::series_maxima(Series& one) {
   if (any) raise(out(to, losses[0], 0, At{one.first - 1}, 0), back.data(), 1, n);
 }
 
-// Prepares the matrices of series for the way down: those that items share, or those of the one item.
+// Prepares the matrices of series and pairs for the way down: those that items share, or those of the one item.
 template <typename Real>
 void Run<Real>::prepare_maxima(bool shared) {
-  for (const Series& one : series) {
-    const Stage& g = stages[one.link];
-    if (!prepares(g) || losses[g.slot] || shared == (g.table_item > 0)) continue;
+  for (int64_t k = 0; k < whole.stages; ++k) {
+    const Stage& g = stages[k];
+    if (!prepares(g) || shared == (g.table_item > 0)) continue;
+    const auto begins = [&](const Series& one) { return stages + one.link == &g; };
+    if (g.kind != kKindPair && (losses[g.slot] || std::none_of(series.begin(), series.end(), begins))) continue;
     if (!shared) prepare<true>(g, false);
     prepare<true>(g, true);
   }

@@ -112,16 +112,16 @@ void Run<Real>::link_along(const Stage& g, At s) {
 template <typename Real>
 void Run<Real>::pair_along(const Stage& g, At s, Row& one, Real* to) {
   prepare_splits<false>(g, s, one);
-  const int64_t some = splits.size(), b = g.depth, c = g.depth2, wide = width<Real>();
-  std::vector<Real> left = y, right = z, said(std::max(b, c)), part(b * c);
+  const int64_t some = splits.size(), b = g.depth, c = g.depth2;
+  std::vector<Real> left = y, right = rights, said(std::max(b, c)), part(b * c);
   for (int64_t k = 0; k < some; ++k) {
     row_along(alternatives[g.first], one.item, splits[k].s, one.p, splits[k].r, b, said.data());
     for (int64_t j = 0; j < b; ++j) y[k * b + j] *= said[j];
     row_along(alternatives[g.first + 1], one.item, splits[k].s, one.p, splits[k].r, c, said.data());
-    for (int64_t j = 0; j < c; ++j) right[(j / wide * some + k) * wide + j % wide] *= said[j];
+    for (int64_t j = 0; j < c; ++j) right[k * c + j] *= said[j];
   }
   products<false>(g, to);
-  y = left, z = right;
+  y = left, rights = right;
   products<false>(g, part.data());
   for (int64_t k = 0; k < b * c; ++k) to[k] += part[k];
 }

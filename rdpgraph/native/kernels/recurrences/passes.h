@@ -29,7 +29,7 @@ template <typename Real>
 template <typename Visit>
 void Run<Real>::each_stage(bool forward, bool whole_series, Visit visit) {
   const Flushed flushed;
-  there_at[0] = -1;  // what is possible is that of other numbers
+  there_at[0] = -1, used.assign(whole.stages, {});  // what is possible is that of other numbers
   std::vector<Span> spans;
   for (const Stage* g = stages; g < stages + whole.stages; ++g) {
     spans.push_back(steps_of(g->bound, g->bounds, {0, whole.steps - 1}, false));
@@ -120,12 +120,9 @@ void Run<Real>::second() {
   for (int64_t k = 0; k < whole.stages; ++k) write_matrix_second(stages[k]);
 }
 
-// Losses of the best derivations that use a cell or an entry, of one item; `first`: of those that share matrices.
+// Losses of the best derivations that use a cell or an entry, of one item.
 template <typename Real>
-void Run<Real>::maxima(bool first) {
-  plain.resize(whole.stages);
-  for (int64_t k = 0; k < whole.stages; ++k)
-    if (first || stages[k].table_item) plain[k].clear();
+void Run<Real>::maxima() {
   // Those of a matrix are found step by step.
   bool whole_series = true;
   for (const Series& one : series) whole_series &= !losses[stages[one.link].slot];

@@ -50,7 +50,7 @@ void Run<Real>::each_part(const Stage& g, At s, int64_t parts, Visit visit) {
   for (int64_t k = 0; k < threads; ++k) {
     const Flushed flushed;
     Run& run = k ? *helpers[k - 1] : *this;
-    run.there_at[0] = -1;  // what is possible is that of other numbers
+    run.there_at[0] = -1, run.used.assign(whole.stages, {});  // what is possible is that of other numbers
     for (int64_t part = parts * k / threads; part < parts * (k + 1) / threads; ++part) {
       run.mine = {span.low + count * part / parts, span.low + count * (part + 1) / parts - 1};
       visit(run);

@@ -27,6 +27,8 @@ constexpr double kWide = 64;     // nats, up to which float32 keeps 18 binary di
 constexpr int64_t kBlock = 64;   // rows of a product
 constexpr int64_t kKept = 256;   // rows whose outer products are added to a gradient together
 constexpr int64_t kTerms = 64;           // terms of a pair's cell that are drawn from at once
+constexpr int64_t kCached = 1 << 12;     // numbers of a matrix that stay in the nearest cache while it is used for one row
+constexpr int64_t kBounds = 16;          // forms that bound loops, of which what they have in common is found once
 constexpr int64_t kManyDraws = 16;       // of an item, for which terms are kept
 constexpr double kLeastWork = 1 << 17;   // multiply-adds of a thread, some 30 us
 constexpr int64_t kRemembered = 1 << 22; // numbers of terms that are kept for the draws of an item
@@ -103,9 +105,9 @@ template <typename Real> struct Run {
   bool is_far = false;
   void note(Real top) { is_far |= std::abs(top) > Real(kWide); }
   std::vector<Array<Real>> prepared;  // tables by stage; times what moves say of them; and transposed
-  // Scratch: rows before products (x), the parts of splits (y, z, transposed t) and of one (w), gradients of
-  // rows (e), gradients over sums (h), rows of pairs, products, the terms of sums, and what terms add up to.
-  std::vector<Real> x, y, z, w, e, h, t, pairs, sums, terms, totals;
+  // Scratch: rows before products (x), the parts of splits (y, `rights`, transposed t, in panels z), factors of them (w),
+  // gradients of rows (e), gradients over sums (h), rows of pairs, products, the terms of sums, and what terms add up to.
+  std::vector<Real> x, y, z, w, e, h, t, rights, pairs, sums, terms, totals;
   std::vector<double> tops, exact;
   Run(const int64_t* records, const Run* leader)
       : whole(*reinterpret_cast<const Whole*>(records)),
@@ -170,33 +172,32 @@ template <typename Real> struct Run {
   static int64_t value(const Form& f, At s, int64_t p, int64_t r) {
     return f.c + f.s * s.s + f.o * s.o + f.q * s.q + f.u * s.u + f.w * s.w + f.p * p + f.r * r;
   }
+  // Narrows some values of a variable to those for which a form is at least 0 that has it so many times, and a rest.
+  static void narrow(Span& span, int64_t times, int64_t rest) {
+    if (times > 0) span.low = std::max(span.low, -below(rest, times));
+    else if (times < 0) span.high = std::min(span.high, below(rest, -times));
+    else if (rest < 0) span.high = span.low - 1;
+  }
   // The values of one variable for which forms are at least 0, others given; only forms that have
   // none of a variable `r` if it is not known.
   Span places(int64_t bound, int64_t bounds, At s, int64_t r, Span span) const {
-    for (const Form* f = forms + bound; f < forms + bound + bounds; ++f) {
-      const int64_t rest = value(*f, s, 0, r);
-      if (f->p > 0) span.low = std::max(span.low, -below(rest, f->p));
-      else if (f->p < 0) span.high = std::min(span.high, below(rest, -f->p));
-      else if (rest < 0) span.high = span.low - 1;
-    }
+    for (const Form* f = forms + bound; f < forms + bound + bounds; ++f) narrow(span, f->p, value(*f, s, 0, r));
     return span;
   }
   // Of the loop at a place; or for any place.
   Span loops(const Alternative& a, int64_t item, At s, int64_t p, bool any) const {
-    Span span = a.loops ? Span{a.low, a.high} : Span{0, 0};
-    if (a.row >= 0) {
-      const Look& l = looks[a.row];
-      const int64_t* row = numbers(l, item) + value(l.at, s, p, 0);
-      span.low = std::max(span.low, row[0]), span.high = std::min(span.high, row[1] - 1);
-    }
-    for (const Form* f = forms + a.bound; f < forms + a.bound + a.bounds; ++f) {
-      if (any && f->p) continue;
-      const int64_t rest = value(*f, s, p, 0);
-      if (f->r > 0) span.low = std::max(span.low, -below(rest, f->r));
-      else if (f->r < 0) span.high = std::min(span.high, below(rest, -f->r));
-      else if (rest < 0) span.high = span.low - 1;
-    }
+    Span span = own_loop(a, item, s, p);
+    for (const Form* f = forms + a.bound; f < forms + a.bound + a.bounds; ++f)
+      if (!any || !f->p) narrow(span, f->r, value(*f, s, p, 0));
     return span;
+  }
+  // Likewise, whatever forms say.
+  Span own_loop(const Alternative& a, int64_t item, At s, int64_t p) const {
+    Span span = a.loops ? Span{a.low, a.high} : Span{0, 0};
+    if (a.row < 0) return span;
+    const Look& l = looks[a.row];
+    const int64_t* row = numbers(l, item) + value(l.at, s, p, 0);
+    return {std::max(span.low, row[0]), std::min(span.high, row[1] - 1)};
   }
   // Of the outer loop, as far as forms say that have no inner one.
   Span outer_loop(const Alternative& a, At s, int64_t p, bool any) const {
@@ -214,8 +215,20 @@ template <typename Real> struct Run {
   // Visits all values of an alternative's loops at a place, those of the inner one as a span.
   template <typename Visit> void each_loop(const Alternative& a, int64_t item, At s, int64_t p, Visit visit) const {
     const Span outer = outer_loop(a, s, p, false);
+    if (outer.low == outer.high || a.bounds > kBounds) {
+      for (s.w = outer.low; s.w <= outer.high; ++s.w) {
+        const Span span = loops(a, item, s, p, false);
+        if (span.low <= span.high) visit(s, span);
+      }
+      return;
+    }
+    // The same, with what forms are without the outer loop found once.
+    int64_t rests[kBounds];
+    s.w = 0;
+    for (int64_t k = 0; k < a.bounds; ++k) rests[k] = value(forms[a.bound + k], s, p, 0);
     for (s.w = outer.low; s.w <= outer.high; ++s.w) {
-      const Span span = loops(a, item, s, p, false);
+      Span span = own_loop(a, item, s, p);
+      for (int64_t k = 0; k < a.bounds; ++k) narrow(span, forms[a.bound + k].r, rests[k] + forms[a.bound + k].w * s.w);
       if (span.low <= span.high) visit(s, span);
     }
   }
@@ -409,8 +422,11 @@ template <typename Real> struct Run {
   // The factor of an alternative that is one row of a table, side by side and of one level; null: it is not.
   const FactorRecord* single_row(const Alternative& a) const {
     const FactorRecord* f = factors + a.first;
-    return a.count == 1 && !f->slot && f->hop == 1 && !f->looks && !f->level_hop && f->level_item >= 0 ? f : nullptr;
+    return a.count == 1 && !f->slot && f->hop == 1 && !f->gather && !f->level_hop && f->level_item >= 0 ? f : nullptr;
   }
+  // Of either part of a pair and of all `splits`, if it is a single row, where that is in the tables; else empty.
+  std::vector<int64_t> parts_of_splits[2];
+  void find_parts(const FactorRecord& f, int64_t item, int64_t p, std::vector<int64_t>& at);
   // Adds numbers to those of some arrays, such as gradients, of all that an alternative reads.
   void add_rows(Real* const* to, const Alternative& a, int64_t item, At s, int64_t p, int64_t r, int64_t depth,
                 const Real* from) {
@@ -471,6 +487,8 @@ template <typename Real> struct Run {
   template <typename Visit> void each_term(const Stage& g, At s, const Row& one, const Real* logs, int64_t j, Visit visit);
   std::vector<char> there;  // what is possible before the matrix of a stage, at one of its places:
   int64_t there_at[7] = {-1};
+  std::vector<std::vector<char>> used;  // of each stage, whether columns of its matrix are possible
+  bool is_used(const Stage& g, int64_t item, const Real* logs, int64_t j);
   bool is_possible(const Stage& g, At s, const Row& one, const Real* logs, int64_t j);
   double in_logs(const Stage& g, At s, const Row& one, const Real* logs, int64_t j);
   void finish(const Target& target, At s, const Row& one, Real* values, double base);
@@ -630,7 +648,6 @@ template <typename Real> struct Run {
     for (const FactorRecord* f = factors + a.first; f < factors + a.first + a.count; ++f)
       if (losses[f->slot]) raise(losses[f->slot], line_of(*f, 0, s, p, r), from, depth);
   }
-  std::vector<std::vector<Real>> plain;  // the matrices of pairs, by stage
   void prepare_maxima(bool shared);
   void series_maxima(Series& one);
   void sum_maxima(const Stage& g, At s);
@@ -638,7 +655,9 @@ template <typename Real> struct Run {
   void matrix_maxima(const Real* loss, const Real* rows, int64_t depth, const Real* matrix, int64_t hop, int64_t n,
                      bool all_of, Visit visit, Real* to);
   void link_maxima(const Stage& g, At s);
-  void pair_maxima(const Stage& g, At s, Row& one, const Real* loss);
+  const Real* loss_of_link(const Stage& g, const Target& target, At s, int64_t p);
+  void pair_maxima(const Stage& g, At s, Span span);
+  void split_maxima(const Stage& g, int64_t p, const Real* loss, const Real* most);
   void over_maxima(const Stage& g, At s);
 
   // ---- cells and their terms (cells.h) ----
@@ -648,6 +667,9 @@ template <typename Real> struct Run {
   Cell cell_at(int64_t at) const;
   void find_ways(const Stage& g, int64_t item, At s, int64_t p);
   void expand(const Cell& cell, int64_t item);
+  template <typename Reach>
+  void each_read_of(const Alternative& a, int64_t item, const Split& at, int64_t p, int64_t label, Reach reach);
+  template <typename Reach> void each_read_of_split(const Cell& cell, int64_t item, const Split& at, int64_t k, Reach reach);
   template <typename Reach> void each_read(const Cell& cell, int64_t item, int64_t term, bool known, Reach reach);
 
   // ---- one derivation (descend.h) ----
@@ -659,26 +681,33 @@ template <typename Real> struct Run {
   void shake(const Series& one, int64_t step);
   void shake(const Cell& cell, int64_t item);
 
-  // What was found of an item's cells that several draws go through, by cell and, of its terms, by number: the
-  // exponentials of all terms (-1), of the splits of a pair of labels k (-2 - k), and what a term k reads.
+  // What was found of an item's cells that several draws go through: a graph, whose nodes are the distributions over the
+  // terms of cells; or over pairs of labels, and then, for each pair that was drawn, over the splits of its terms.
   struct Memory {
-    struct Known { int64_t at, what, first, count; Real sum; };
-    std::vector<Known> known;  // by a hash of both; `at` below 0: none
-    size_t count = 0;
-    std::vector<Real> terms;
-    std::vector<std::pair<int64_t, int64_t>> reads;  // slots and places
-    size_t place_of(int64_t at, int64_t what) const {
-      return (uint64_t(at) * 0x9e3779b97f4a7c15ull + uint64_t(what) * 0xbf58476d1ce4e5b9ull) >> 20 & (known.size() - 1);
+    static constexpr int64_t kEvery = -1, kPairs = -2;
+    struct Node { int64_t at, what, first, count; };  // the cell, `kEvery`, `kPairs` or a pair, and where its terms are
+    struct Read { int64_t slot, place; int32_t node; };  // of a cell, its node; below 0: not known
+    std::vector<Node> nodes;
+    std::vector<Real> sums;  // of the exponentials of the terms of a node up to each
+    // Of each term of a node: its list of reads, or, of pairs, the node of its splits. Below 0: not known.
+    std::vector<int32_t> next;
+    std::vector<Read> reads;
+    std::vector<std::pair<int64_t, int64_t>> lists;  // from which read up to which
+    std::vector<int32_t> table;  // the nodes of cells, by a hash of these; below 0: none
+    size_t place_of(int64_t at) const { return uint64_t(at) * 0x9e3779b97f4a7c15ull >> 20 & (table.size() - 1); }
+    int32_t find(int64_t at) const;
+    void put(int32_t node);
+    void clear() {
+      nodes.clear(), sums.clear(), next.clear(), reads.clear(), lists.clear();
+      std::fill(table.begin(), table.end(), -1);
     }
-    const Known* find(int64_t at, int64_t what) const;
-    void put(const Known& one);
-    void clear() { std::fill(known.begin(), known.end(), Known{-1, 0, 0, 0, 0}), count = 0, terms.clear(), reads.clear(); }
   };
   Memory memory;
   bool remembers = false;
-  typename Memory::Known remember(int64_t at, int64_t what, bool by_labels);
-  int64_t recall(const typename Memory::Known& one);
-  template <typename Reach> void draw_known(int64_t at, int64_t item, Reach reach);
+  int32_t remember(int64_t at, int64_t what);
+  int64_t recall(int32_t node);
+  int32_t node_of(int64_t at, int64_t item);
+  template <typename Visit> void draw_known(int32_t node, int64_t item, std::vector<int64_t>& waiting, Visit visit);
   void splits_of(const Cell& cell, int64_t item, int64_t k);
   bool is_in_series(int64_t at) const {
     if (series.empty()) return false;
@@ -701,7 +730,8 @@ template <typename Real> struct Run {
   int64_t label_before(const Series& one, int64_t item, int64_t step, int64_t v, bool best);
   template <typename Visit> int64_t descend_series(const Series& one, int64_t item, int64_t step, int64_t v, bool best, Visit visit);
   template <typename Reach> void each_read_through(const Cell& cell, int64_t item, int64_t term, Reach reach);
-  struct Path { uint64_t state; std::vector<int64_t> waiting; };  // a derivation on its way: cells that are to be read
+  // A derivation on its way: cells that are to be read, or nodes k of the memory as -1 - k.
+  struct Path { uint64_t state; std::vector<int64_t> waiting; };
   std::vector<Path> paths;
   template <typename Visit> void descend_once(int64_t item, std::vector<int64_t>& waiting, bool best, Visit visit);
   template <typename Noise, typename Visit>
@@ -719,7 +749,7 @@ template <typename Real> struct Run {
   void along();
   void prepare_second();
   void second();
-  void maxima(bool first);
+  void maxima();
 };
 
 }  // namespace

@@ -135,21 +135,20 @@ void Run<Real>::link_second(const Stage& g, At s) {
 template <typename Real>
 void Run<Real>::pair_second(const Stage& g, At s, Row& one, const Real* p, const Real* q) {
   prepare_splits<false>(g, s, one);
-  const int64_t some = splits.size(), b = g.depth, c = g.depth2, wide = width<Real>();
+  const int64_t some = splits.size(), b = g.depth, c = g.depth2;
   const Alternative* a = alternatives + g.first;
-  std::vector<Real> left(b), right(c), rights(c), to_left(b), to_right(c);
+  std::vector<Real> left(b), right(c), to_left(b), to_right(c);
   for (int64_t k = 0; k < some; ++k) {
     const Split& at = splits[k];
     row_along(a[0], one.item, at.s, one.p, at.r, b, left.data());
     row_along(a[1], one.item, at.s, one.p, at.r, c, right.data());
-    for (int64_t j = 0; j < c; ++j) rights[j] = z[(j / wide * some + k) * wide + j % wide];
     std::fill(to_right.begin(), to_right.end(), Real(0));
     for (int64_t i = 0; i < b; ++i) {
       const Real own = y[k * b + i], along = left[i];
       Real sum = 0;
 #pragma omp simd reduction(+ : sum)
       for (int64_t j = 0; j < c; ++j) {
-        const Real share = own * rights[j] * (q[i * c + j] + p[i * c + j] * (along + right[j]));
+        const Real share = own * rights[k * c + j] * (q[i * c + j] + p[i * c + j] * (along + right[j]));
         sum += share, to_right[j] += share;
       }
       to_left[i] = sum;

@@ -30,8 +30,8 @@ void Run<Real>::collect_entries(const Stage& g, int64_t item, At s, int64_t firs
         const int64_t p = wide ? first : first + part.low;
         entries.push_back({int64_t(factors_of.size()), a->count, part.low, part.high, 0});
         for (const FactorRecord* f = factors + a->first; f < factors + a->first + a->count; ++f) {
-          factors_of.push_back({f, value(f->at, here, p, r), value(f->level, here, p, r), wide ? f->hop : f->at.p,
-                                wide ? f->level_hop : f->level.p, 0});
+          factors_of.push_back({f, value(f->at, here, p, r), f->level_item < 0 ? 0 : value(f->level, here, p, r),
+                                wide ? f->hop : f->at.p, wide ? f->level_hop : f->level.p, 0});
           Part& made = factors_of.back();
           for (int64_t k = 0; k < f->looks; ++k) {
             const Look& l = looks[f->look + k];

@@ -169,7 +169,7 @@ template <typename Real> struct Team {
       for (int64_t item = first_of(k); item < first_of(k + 1); ++item) {
         take(k, data, item, 1), move(other[k], losses, apart, item);
         run.losses = other[k].data();
-        run.prepare_maxima(false), run.maxima(item == first_of(k));
+        run.prepare_maxima(false), run.maxima();
       }
     });
   }
