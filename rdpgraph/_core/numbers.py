@@ -4,6 +4,7 @@ import math
 from numbers import Integral, Real
 from statistics import NormalDist
 
+import torch
 from torch import Tensor
 
 from rdpgraph._core import tuning
@@ -83,3 +84,11 @@ def student(chance: float, freedom: int) -> float:
             inside = 2 / math.pi * (angle + inside)
         low, high = (angle, high) if 0.5 + inside / 2 < chance else (low, angle)
     return math.sqrt(freedom) * math.tan(angle)
+
+
+def flushed(values: Tensor) -> Tensor:
+    """Values with 0 in place of subnormal numbers.
+
+    A product of matrices that holds such numbers takes up to a hundred times longer on a CPU.
+    """
+    return values.masked_fill(values.detach().abs() < torch.finfo(values.dtype).tiny, 0.0)

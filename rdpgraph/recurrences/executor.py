@@ -22,6 +22,7 @@ import torch
 from torch import Tensor
 
 from rdpgraph._core.cache import cached_property
+from rdpgraph._core.numbers import flushed
 from rdpgraph.logspace.gradients import is_transformed, mean_scores, regradient
 from rdpgraph.model.potentials.potential import checked_log_values
 from rdpgraph.native import building
@@ -491,17 +492,7 @@ def run_down(
     run.above = None if rows is not None else above.to(run.dtype, copy=True)
     if run.dtype == up.dtype:
         return gradients
-    return [x if x is None else _narrowed(x, up.dtype) for x in gradients]
-
-
-def _narrowed(values: Tensor, dtype: torch.dtype) -> Tensor:
-    """Values in a narrower dtype, 0 in place of subnormal numbers, as compiled code has them.
-
-    A product of matrices that holds such numbers, as of a gradient and of what it is passed on to,
-    takes up to a hundred times longer.
-    """
-    made = values.to(dtype)
-    return made.masked_fill_(made.abs() < torch.finfo(dtype).tiny, 0.0)
+    return [x if x is None else flushed(x.to(up.dtype)) for x in gradients]
 
 
 def rows_of(up: Upward, table: str) -> Tensor:
@@ -561,7 +552,7 @@ class Second:
     def to(self, dtype: torch.dtype) -> "Second":
         """The same in a dtype."""
         first, second = (
-            [None if x is None else x.to(dtype) for x in each]
+            [None if x is None else flushed(x.to(dtype)) for x in each]
             for each in (self.gradients, self.turns)
         )
         return Second(self.means.to(dtype), first, second)

@@ -72,3 +72,22 @@ def test_a_million_states_form_no_table():
 def test_what_is_no_embedding_is_refused(left, right, message):
     with pytest.raises(rg.errors.ModelError, match=message):
         Bilinear(left, right)
+
+
+@pytest.mark.parametrize("kept", [None, 3])
+def test_subnormal_gradients_are_zeros(kept):
+    """Sharp models give many, and products with them take up to a hundred times as long."""
+    embeddings = torch.randn(6, 2, generator=torch.Generator().manual_seed(0)).requires_grad_()
+    potential = rg.Bilinear(embeddings, embeddings)
+    every = torch.arange(6)[:kept]
+    values = potential.table(2) if kept is None else potential.evaluate([every, every])
+    gradient = torch.rand(values.shape, generator=torch.Generator().manual_seed(1)) - 0.5
+    faint = torch.arange(values.numel()).reshape(values.shape) % 3 == 0
+    (found,) = torch.autograd.grad(
+        values, embeddings, torch.where(faint, 1e-39 * gradient, gradient), retain_graph=True
+    )
+    cleared = gradient.masked_fill(faint, 0.0)
+    (expected,) = torch.autograd.grad(values, embeddings, cleared, retain_graph=True)
+    assert torch.equal(found, expected)
+    (found,) = torch.autograd.grad(values, embeddings, 1e-39 * gradient)
+    assert not found.any()

@@ -11,9 +11,10 @@ from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
 from rdpgraph._core import tuning
-from rdpgraph._core.numbers import are_finite
+from rdpgraph._core.numbers import are_finite, flushed
 from rdpgraph._core.types import ArrayLike, broadcast_shapes
 from rdpgraph.errors import BudgetError, ModelError
+from rdpgraph.logspace.gradients import is_transformed
 from rdpgraph.logspace.logmatrix import LogMatrix, log_products, soft_sum
 from rdpgraph.model.potentials.potential import Stored, message_lead, select_lead
 from rdpgraph.model.potentials.table import as_values, checked_log_table, is_every, settle
@@ -71,12 +72,12 @@ class Bilinear(Stored):
         return (*lead, self.left.shape[-2], self.right.shape[-2])
 
     def table(self, arity: int) -> Tensor:
-        return self.left @ self.right.mT
+        return _inner_products(self.left, self.right)
 
     def evaluate(self, states: Sequence[Tensor]) -> Tensor:
         """The log-values on a grid of states: O(grid d) time, O(grid + states d) memory."""
         first, second = states
-        return rows_of(self.left, first) @ rows_of(self.right, second).mT
+        return _inner_products(rows_of(self.left, first), rows_of(self.right, second))
 
     def select(self, block: tuple[int, ...], rows: Tensor | None, arity: int) -> "Bilinear":
         chosen = (
@@ -88,6 +89,21 @@ class Bilinear(Stored):
     def norms(self, slot: int) -> Tensor:
         """(*lead, states) L1 norms of the embeddings of a slot's states, without gradient."""
         return (self.left, self.right)[slot].detach().abs().sum(-1)
+
+
+def _inner_products(left: Tensor, right: Tensor) -> Tensor:
+    """(*lead, m, n) the inner products of rows, whose gradient loses its subnormal numbers.
+
+    The gradient is multiplied by both sides. It holds probabilities of pairs of states, of which
+    sharp models have many below the normal numbers, and the products would take many times longer.
+    """
+    values = left @ right.mT
+    if not values.requires_grad or not values.is_cpu or torch.compiler.is_compiling():
+        return values
+    if not is_transformed(values):
+        # Where nothing depends on the values, the gradient is None.
+        values.register_hook(lambda above: None if above is None else flushed(above))
+    return values
 
 
 def _require_pair(name: str, what: str, left: Tensor, right: Tensor, *, least: int = 0) -> None:

@@ -1,6 +1,7 @@
 // Entropies of chains with a table for each step of each item, and their gradients.
 
 #include "entropies.h"
+#include "flushed.h"
 
 extern "C" {
 
@@ -11,6 +12,7 @@ extern "C" {
                       int threads) {                                                             \
     const Chains<Real> chains{unary, scored, tables, lengths, kept, levels, steps, states};      \
     by_items(batch, threads, [&](int64_t a, int64_t b) {                                         \
+      const Flushed flushed;                                                                     \
       for (int64_t item = a; item < b; ++item) doubts[item] = !chains.up(item, values[item]);    \
     });                                                                                          \
   }                                                                                              \
@@ -20,6 +22,7 @@ extern "C" {
                        int64_t states, int threads) {                                            \
     const Chains<Real> chains{unary, scored, tables, lengths, kept, levels, steps, states};      \
     by_items(batch, threads, [&](int64_t a, int64_t b) {                                         \
+      const Flushed flushed;                                                                     \
       for (int64_t item = a; item < b; ++item)                                                   \
         doubts[item] = !chains.down(item, Real(pulls[item]), sites, links);                      \
     });                                                                                          \

@@ -8,12 +8,10 @@
 #pragma once
 
 #include "../arrays.h"
+#include "../flushed.h"
 #include "../logs.h"
 #include "../threads.h"
 #include "records.h"
-#if defined(__SSE__)
-#include <immintrin.h>
-#endif
 
 namespace {
 
@@ -71,17 +69,6 @@ struct Line {
 template <typename Real> struct Table {
   const Real* logs;
   Real *peaks, *ahead, *back;
-};
-
-// Numbers below the normal ones are 0 while this is alive: arithmetic on them takes a hundred times longer.
-struct Flushed {
-#if defined(__SSE__)
-  unsigned before = _mm_getcsr();
-  Flushed() { _mm_setcsr(before | 0x8040); }
-  ~Flushed() { _mm_setcsr(before); }
-#else
-  Flushed() {}
-#endif
 };
 
 template <typename Real, int K> struct Lanes;
