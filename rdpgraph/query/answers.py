@@ -317,6 +317,12 @@ class Inferred(Portable, Opaque, ABC):
     planned: Plan | Callable[[], Plan] = field(repr=False)
     solution: Solution = field(repr=False)
 
+    def __reduce__(self) -> Any:
+        # A plan that is made late is made of this model: the copy has no gradients, which decide
+        # what it would plan.
+        make, given, contents = super().__reduce__()
+        return make, given, contents | {"planned": self.plan}
+
     def __post_init__(self) -> None:
         model: Any = self._declared
         blocks = model.blocks if isinstance(model, FactorGraph) else ()
