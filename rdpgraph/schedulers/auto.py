@@ -88,18 +88,26 @@ class Auto(Scheduler):
 
         return planned(Task(graph, AutoLimits(self.memory, self.seconds, self.progress)))
 
+    @property
+    def _is_planned_otherwise(self) -> bool:
+        """Whether a subclass has a `plan` of its own, which then decides for every graph."""
+        return type(self).plan is not Auto.plan
+
     def begin(self, graph: FactorGraph) -> tuple[Plan | None, Callable[[], Solution]]:
         from rdpgraph.schedulers.auction import begun
 
-        if self.progress is not None:
-            return self.plan(graph)
+        if self.progress is not None or self._is_planned_otherwise:
+            return super().begin(graph)
         return begun(Task(graph, AutoLimits(self.memory, self.seconds)))
 
     def small(self, graph: FactorGraph) -> Factors | None:
         """Factors of a small graph, or None; see `Task.small`.
 
-        It answers before any route is asked, unless a user's route might bid for the graph.
+        It answers before any route is asked, unless a user's route might bid for the graph, or a
+        subclass plans otherwise.
         """
+        if self._is_planned_otherwise:
+            return None
         if ROUTES.own and any(entry.might_bid(Shape.of(graph)) for entry in ROUTES.own):
             return None
         return Task(graph, AutoLimits(self.memory, self.seconds)).small

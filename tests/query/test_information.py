@@ -288,9 +288,6 @@ def test_what_is_approximate_given_a_state_is_said_to_be():
         def plan(self, graph):
             return (rg.Contraction() if graph.observed is None else rg.Loopy()).plan(graph)
 
-        def small(self, graph):
-            return None
-
     posterior = rg.infer(routes.grid(routes.fixed(64)), scheduler=UntilObserved())
     assert posterior.status.exact
     with pytest.warns(UserWarning, match="given a state"):
