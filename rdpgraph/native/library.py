@@ -26,7 +26,6 @@ _FUNCTIONS = {
         "order_primal": (5, 2, 0, 0),
         "order_peel": (9, 2, 0, 0),
         "order_greedy": (7, 1, 1, 2),
-        "order_least": (5, 1, 1, 0),
     },
     "parities": {
         "parity_sums": (4, 6, 0, 2),

@@ -131,26 +131,6 @@ def _call_until(
         raise raised[0]
 
 
-def least_entries(graph: PrimalGraph, *, enough: float = inf, deadline: float = inf) -> float:
-    """Natural logarithm of entries that the largest table of every elimination order has at least.
-
-    Variables are joined to one of their neighbours in turn, those with the smallest cliques first:
-    the largest of these smallest cliques is the bound. It is 0 where there is no compiled code.
-
-    Args:
-        graph: unchanged.
-        enough: the search for a better bound ends here.
-        deadline: the same, on `clock.now`.
-
-    Source: Bodlaender and Koster (2011), Treewidth computations II: lower bounds.
-    """
-    least = np.zeros(1)
-    if graph.sizes and is_compiled():
-        arrays = graph.starts, graph.near, graph.counts, least
-        _call_until(deadline, "order_least", arrays, len(graph.sizes), min(enough, 1e300))
-    return float(least[0])
-
-
 def elimination_order(
     topology: Topology, rule: Rule | None = None, *, deadline: float = inf
 ) -> list[int] | None:

@@ -3,7 +3,6 @@
 import math
 import subprocess
 import sys
-from itertools import permutations
 from random import Random
 
 import numpy as np
@@ -19,7 +18,6 @@ from rdpgraph.plan.orders import (
     elimination_order,
     forest_order,
     graph_of,
-    least_entries,
     min_fill,
     min_weight,
     peel,
@@ -287,17 +285,6 @@ def tangled(seed, most=14):
     return Topology(tuple(tuple(draw.sample(range(count), arity)) for arity in arities), sizes)
 
 
-def largest(graph, order):
-    """The logarithm of the entries of an order's largest table."""
-    adjacency, most = [set(near) for near in graph.adjacency], 0.0
-    for v in order:
-        clique = {v, *adjacency[v]}
-        most = max(most, sum(math.log(graph.sizes[u]) for u in clique))
-        for u in adjacency[v]:
-            adjacency[u] = (adjacency[u] | adjacency[v]) - {u, v}
-    return most
-
-
 @pytest.fixture
 def both(monkeypatch):
     """Gives what a function returns with compiled code and without."""
@@ -357,18 +344,3 @@ def test_ctrl_c_passes_through_compiled_code(monkeypatch):
     monkeypatch.setattr(clock, "now", interrupted)
     with pytest.raises(KeyboardInterrupt):
         min_fill(graph)
-
-
-@pytest.mark.parametrize("seed", range(30))
-def test_no_order_has_smaller_tables_than_the_bound(seed):
-    graph = graph_of(tangled(seed, most=6))
-    narrowest = min(largest(graph, order) for order in permutations(range(len(graph.sizes))))
-    assert 0.0 < least_entries(graph) <= narrowest + 1e-9
-
-
-@pytest.mark.parametrize(("rows", "columns"), [(1, 1), (2, 3), (5, 5), (6, 20)])
-def test_the_bound_of_a_bipartite_graph_is_its_width(rows, columns):
-    pairs = tuple((i, rows + j) for i in range(rows) for j in range(columns))
-    graph = graph_of(Topology(pairs, (3,) * (rows + columns)))
-    width = min(rows, columns) + 1  # of its smaller side, and one of the other
-    assert least_entries(graph) == pytest.approx(width * math.log(3))
