@@ -9,19 +9,8 @@ import torch
 from torch import Tensor
 
 import rdpgraph as rg
-from rdpgraph import Input, Lengths
 from rdpgraph.trees import DenseRules
-
-
-class Trees(rg.Recurrence):
-    """Spans [first, last] with labels, by rules [whole, left, right]."""
-
-    unary, ruled, lengths = Input("T T N"), Input("N N N"), Lengths("T")
-    rules = """
-        b[i, i, a] += unary[i, i, a]
-        b[i, j, a] += b[i, k, l] * b[k+1, j, r] * ruled[a, l, r] * unary[i, j, a]
-        goal       += b[0, lengths-1, a]
-    """
+from tests.structures.declared.models import Spans
 
 
 def some_states(values: Tensor, kept: int, generator: torch.Generator) -> Tensor:
@@ -30,14 +19,14 @@ def some_states(values: Tensor, kept: int, generator: torch.Generator) -> Tensor
     return values.masked_fill(order >= kept, -torch.inf)
 
 
-def trees(states: int, dtype: torch.dtype, spread: float) -> Trees:
+def trees(states: int, dtype: torch.dtype, spread: float) -> Spans:
     """Five words, of two sentences, with two states that are possible at each span."""
     generator = torch.Generator().manual_seed(states)
     unary = spread * torch.randn(2, 4, 4, states, generator=generator, dtype=torch.float64)
     rules = spread * torch.randn(states, states, states, generator=generator, dtype=torch.float64)
     rules[0] = -torch.inf  # a label that is only that of words
     unary = some_states(unary, 2, generator)
-    return Trees(unary.to(dtype), rules.to(dtype), torch.tensor([4, 3]))
+    return Spans(unary.to(dtype), rules.to(dtype), torch.tensor([4, 3]))
 
 
 def bitexts(states: int, dtype: torch.dtype, spread: float, *, listed: bool) -> rg.Bitext:
@@ -99,9 +88,9 @@ def test_maxima_and_the_k_best_are_those_of_all_derivations(
 def test_the_best_score_with_each_rule_is_that_of_a_derivation(states: int):
     bound = trees(states, torch.float64, 1.0).by_input()
     uses, scores = bound.k_best(int(bound.count().max()))
-    used = uses["ruled"] > 0
+    used = uses["table"] > 0
     expected = torch.where(used, scores[..., None, None, None], -torch.inf).amax(0)
-    torch.testing.assert_close(bound.max_marginals()["ruled"], expected)
+    torch.testing.assert_close(bound.max_marginals()["table"], expected)
 
 
 @pytest.mark.parametrize("case", CASES)
