@@ -281,6 +281,7 @@ class HMM(Distribution):
                 ("start", start), ("transition", transition), ("emission", emission),
             )
         )  # fmt: skip
+        # The number of states is that of the start.
         states = start.shape[-1] if start.dim() else 0
         if not states or transition.shape != (states, states):
             raise ModelError(

@@ -425,6 +425,7 @@ def draw(
         given = GivenTexts(settings, do, soft)
         wait = min(WAIT, time_seconds)
         graph = load(model, evidence, given, limit=limit, wait=wait, encoding=encoding)
+        # Bars of more variables could not be read; they take half of the time at most.
         barred = marginals and graph.num_variables <= 40
         posterior = posterior_of(graph, Auto(seconds=0.5 * time_seconds)) if barred else None
         draw_model(posterior or graph, output)

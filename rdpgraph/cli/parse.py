@@ -176,6 +176,7 @@ def draw_tree(bracketed: str, target: Path) -> None:
         )
     root, depth = nodes[0], _place(nodes)
     figure, axes = blank(1.0 + 0.9 * words, 1.0 + 0.7 * depth)
+    # Edges are drawn before labels of nodes; words stand in one row at the bottom.
     waiting = [(root, 0)]
     while waiting:
         node, level = waiting.pop()

@@ -207,10 +207,12 @@ def learn_damping(
     optimiser = torch.optim.Adam([values], lr=rate)
     for _ in range(steps if len(given) and len(bits) else 0):
         damping = values.sigmoid()
+        # Five times as many shots as needed, of which those that are not decoded come first.
         some = given[torch.randint(len(given), (5 * batch,), generator=generator)]
         met = replace(decoder, damping=damping.detach()).run(some).violated == 0
         half = batch - batch // 2
         some = torch.cat([some[~met][:half], some[met][: batch - min(half, int((~met).sum()))]])
+        # The least violation over the iterations, smoothed so that all of them have a gradient.
         optimiser.zero_grad()
         losses = torch.stack([
             _violation(total, some, wide, bits)

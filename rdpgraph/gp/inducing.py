@@ -122,6 +122,7 @@ def chosen(features: Features, kernel: Kernel, count: int) -> Tensor:
         left = float(variances[place])
         if not left > limit:
             break
+        # The next column of the Cholesky factor, by which the variances that are left shrink.
         one = torch.tensor([place], device=squares.device)
         products = Products(features.dots(features[one]), squares, squares[one])
         row = kernel(products).squeeze(1) - factor[:step].mT @ factor[:step, place]
@@ -241,12 +242,14 @@ class Basis:
             padded = torch.full((len(places), longest), -1, device=device)
         else:
             padded = pad_sequence([states[place] for place in places], True, -1)  # noqa: FBT003
+        # Products of rows within each sequence, padded to the longest.
         within = [one.products(one) for one in chosen]
         left = pad_sequence([one.left for one in within], batch_first=True)
         square = left.new_zeros(len(places), longest, longest)
         for item, one in enumerate(within):
             square[item, : sizes[item], : sizes[item]] = one.dots
         tied = None if edges is None else tuple(edges[place] for place in places)
+        # Products with inducing points are made for all rows at once.
         stacked, cross = Features.stacked(chosen), list[Products]()
         for points in self.points:
             each = stacked.products(points)

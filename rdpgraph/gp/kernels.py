@@ -122,6 +122,7 @@ def feature_list(sequences: Iterable[Any], *, columns: int | None = None) -> lis
         raise ModelError(
             f"A StructuredGP needs a list of matrices (positions, features); got {sequences!r:.80}."
         )
+    # The first sequence decides the number of columns, unless training has, and the device.
     checked: list[Features] = []
     for place, given in enumerate(sequences):
         features = Features.of(given, f"Sequence {place}", dtype=torch.float64)

@@ -274,11 +274,13 @@ class VariationalPosterior(nn.Module):
         super().__init__()
         device = device or torch.get_default_device()
         kind: dict[str, Any] = {"dtype": _DTYPE, "device": device}
+        # Several components start apart, as equal ones would have equal gradients.
         apart = noise(components, labels, points, **kind, generator=generator)
         self.means = nn.Parameter(apart * (0.1 if components > 1 else 0.0))
         self.logits = nn.Parameter(torch.zeros(components, **kind))
         self.covariance = covariance.started(components, labels, points, scale=scale, device=device)
         self.pairwise_mean = nn.Parameter(torch.zeros(labels, labels, **kind))
+        # Scores of pairs start at their prior, scaled.
         given = torch.as_tensor(pairwise_scale, **kind)
         prior = given if given.ndim else given.square() * torch.eye(labels**2, **kind)
         self.pairwise_root = cholesky(
@@ -376,10 +378,12 @@ class Functions:
         def normal(*shape: int) -> Tensor:
             return noise(half, *shape, dtype=dtype, device=rows.device, generator=generator)
 
+        # What all sequences share: functions at the inducing points, and scores of pairs.
         deviations = posterior.covariance.deviations(normal(labels, points), self.component)
         values = torch.cat([posterior.means[self.component].to(dtype).unsqueeze(0), deviations])
         pair = posterior.pairwise_log_scale.exp().to(dtype) * normal(labels, labels)
         apart, sums, residuals = normal(batch, steps, labels), list[Tensor](), list[Tensor]()
+        # At the positions: means given the points, and what the points leave open.
         for given, some in parts:
             flat, chosen = given.rows.to(dtype).flatten(0, 1), values[:, some]
             product = (flat @ chosen.flatten(0, 1).mT).unflatten(1, chosen.shape[:2])

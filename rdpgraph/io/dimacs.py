@@ -182,6 +182,7 @@ def _projected(
                 "or leave its weight out.",
             )
     variables = {x: Variable(str(x), 2) for x in shown_variables}
+    # Shown variables have the first numbers; clauses that hold in any case are left out.
     rows = [
         tuple((1 if x > 0 else -1) * numbers.setdefault(abs(x), len(numbers) + 1) for x in clause)
         for clause in map(dict.fromkeys, clauses)

@@ -194,6 +194,7 @@ def _pairwise(
         name = f"Edge {left!r} - {right!r}"
         if left == right:
             raise ModelError(f"{name} is a loop; give the node a unary `potential` instead.")
+        # The axes of the table: as said, along the arrow, or as nodes come in the graph.
         given = data.get("order")
         if given is not None:
             order = cast("tuple[Node, ...]", tuple(given))

@@ -121,6 +121,7 @@ def find_cycle(
 
     The parents of node n are ``parents[first[n] : last[n]]``.
     """
+    # A depth-first search with its own stack, as paths may be longer than Python recurses.
     met, on_path, done = bytearray(len(first)), 1, 2
     following = array("q", first)
     path = array("q")

@@ -205,6 +205,7 @@ def _by_shape(
         every = len(rows) == len(arities)
         flat = members if every else members[np.repeat(arities == arity, arities)]
         scopes = flat.reshape(len(rows), arity)
+        # Repeated variables are neighbours in a sorted scope; in pieces, to bound the memory.
         for at in range(0, len(rows) if arity > 1 else 0, tuning.PIECE):
             ranked = np.sort(scopes[at : at + tuning.PIECE], axis=1)
             repeats = (ranked[:, 1:] == ranked[:, :-1]).any(1)

@@ -431,6 +431,7 @@ def log_values_at(
     clash = torch.zeros(1, dtype=torch.bool, device=device)
     if observed is not None:
         seen, states = torch.broadcast_tensors(observed, states)
+        # States that are not given are those observed.
         clash = ((seen != MISSING) & (states != MISSING) & (seen != states)).to(device)
         states = torch.where(states == MISSING, seen, states)
     missing = states == MISSING

@@ -234,6 +234,7 @@ class MarkovField(nn.Module):
             if self.lags == 1:
                 chain = Chain(self._bias.expand(length, -1), pairs[0])
                 return chain.sample(count, generator)
+            # Words that are independent to begin with, and then each given those within the lags.
             chances = self._bias.softmax(0).expand(count, -1)
             words = torch.multinomial(
                 chances, max(length, 1), replacement=True, generator=generator

@@ -261,6 +261,7 @@ def min_weight(
     """
     if rng is None and is_compiled():
         return _greedy(graph, last, limit, deadline, fill=False, weighted=False)
+    # In Python for random orders, and where there is no compiled code.
     adjacency = [set(neighbours) for neighbours in graph.adjacency]
     logs = _logs(graph)
     weights = [logs[v] + sum([logs[u] for u in near]) for v, near in enumerate(adjacency)]
@@ -271,6 +272,7 @@ def min_weight(
         for v in phase:
             queue.push(v, weights[v])
         waiting = set(phase)
+        # Neighbours of what goes are joined, and queue again with their new weights.
         while (v := queue.pop()) is not None:
             order.append(v)
             waiting.discard(v)

@@ -78,6 +78,7 @@ def search(
     rng = Random(seed)
     for part in parts:
         part.try_greedy(deadline)
+    # Improve what does not fit, then what takes the most time, for as long as all would run.
     while waiting := [part for part in parts if part.improvable]:
         fits = all(part.excess() <= 0 for part in parts)
         end = min(deadline, began + sum(p.predicted() for p in parts)) if fits else deadline

@@ -145,6 +145,7 @@ class Derived:
     ) -> Iterator[Tensor]:
         """What the derivations of some nodes read, by one choice for each node."""
         numbers = {array.name: k + 1 for k, array in enumerate(self.cells.program.inputs)}
+        # Level by level: nodes read entries of inputs, and tables in which the next nodes are.
         while nodes:
             below: dict[str, list[_Nodes]] = {}
             for some in nodes:

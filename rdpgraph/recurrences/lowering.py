@@ -741,6 +741,7 @@ class _Lowering:
     ) -> Alternative:  # fmt: skip
         """A product where all of its rule's factors are inside, and a matrix, too."""
         moves, loops = self._moves(place, rule)
+        # Forms that must not be negative: guards, equalities from both sides, places and loops.
         found = [form.substitute(moves) for form in rule.guards]
         for form in rule.equal:
             found += [form.substitute(moves), -form.substitute(moves)]

@@ -115,6 +115,7 @@ def expectation(
     estimator = Randomized(proposal, recorder, defensive=defensive)
     infer(model, estimator=estimator, generator=seeded(3))
     (log_q,) = recorder.seen
+    # All joint outcomes of the sites, each of which becomes a replicate with its probability.
     rows = [outcomes(selection, row) for row in log_q.flatten(0, -2)]
     joint = list(itertools.product(*rows))
 

@@ -205,11 +205,13 @@ def compiled(
     if (known := _circuits.get(key)) is not None:
         return known
     end, others = clock.now() + seconds, not alone and compiles(encoding)
+    # The library's own compiler comes first, as it starts no process.
     if compiler is not None:
         part = effort.CIRCUIT_BEFORE_D4 * seconds if others else seconds
         circuit = _compiled(encoding, compiler, part, memory)
         if circuit is not None:
             return _circuits.put(key, circuit)
+    # Text of d4 is read only where the circuit that it describes fits.
     if others:
         with suppress(BudgetError):
             left = max(end - clock.now(), 0.0)

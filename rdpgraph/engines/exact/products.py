@@ -157,6 +157,7 @@ def multiply(
     if maximise and gone:
         pair = _aligned(left, left_dims, right, right_dims, out_dims)
         return from_logs(streamed_max(*pair, tuning.BLOCK), keep_logs=True)
+    # Probabilities are multiplied as they are where no sum can leave the range of their type.
     if not left.is_log and not right.is_log:
         terms = product.log_terms(left.values, right.values)
         left, right, fits = _within_range(left, right, terms)
@@ -165,6 +166,7 @@ def multiply(
             scale = left.log_scale + right.log_scale
             high = left.high + right.high + terms
             return Value(values, scale, left.low + right.low, high)
+    # Otherwise log-values are summed in blocks.
     stay = left.is_log and right.is_log and not gone
     pair = _aligned(left, left_dims, right, right_dims, out_dims)
     return from_logs(streamed_sum(*pair, tuning.BLOCK), keep_logs=stay)

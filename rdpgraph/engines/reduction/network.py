@@ -181,6 +181,7 @@ def reduce_graph(
     batch = math.prod(graph.batch_shape)
     blocks = _high_order_blocks(graph) if high_order else ()
     sizes, tables = _dense(graph, batch, {block.number for block in blocks})
+    # What is observed is settled, for all rows alike where there is one row of evidence.
     if graph.observed is None:
         settled = torch.full((1, 1), MISSING, device="cpu").expand(1, len(sizes))
     else:
@@ -191,6 +192,7 @@ def reduce_graph(
         settled, indicators = _split_evidence(settled, sizes, graph)
         tables.extend(indicators)
     tables.extend(_uniform(tables, settled, sizes, graph))
+    # Hard zeros rule states out, and variables of one state left are settled, too.
     if possible is None:
         possible = _possible_states(settled, sizes, tables, blocks, within)
         if possible is not None:
@@ -480,6 +482,7 @@ def _cut(
         whole = shared or (part.rows is None and len(members) == tables.shape[1])
         places = members if part.rows is None else part.rows[members]
         return tables, None if whole else places
+    # An index of the batch, one of the factor, and for each slot one of the states that are left.
     dims = len(kept)
     scopes = part.scopes[members]
     rows = torch.zeros(1, dtype=torch.long, device="cpu") if shared else members

@@ -122,11 +122,13 @@ class _AssumptionSearch:
             trail.append(value)
             owner = self._owner[value]
             others = range(self.starts[owner], self.starts[owner + 1])
+            # A value that holds rules out the others of its variable, and what factors forbid.
             if holds:
                 waiting.extend((other, False) for other in others if other != value)
                 if not self._ruled_out(value, waiting):
                     return False
                 continue
+            # The last value that is left of a variable holds.
             self._left[owner] -= 1
             if not self._left[owner]:
                 return False

@@ -144,6 +144,7 @@ class NeighbourhoodSearch:
         begin = clock.now()
         best, moves = None, math.inf
         settings: dict[str, Any] = {"enough": enough, "progress": progress, "constant": constant}
+        # A short search from each start; the best so far is joined with what comes of it.
         for states in starts:
             since = clock.now() - begin
             if best is not None and (since > effort.STARTS_TRIED * seconds or moves < least):
@@ -156,6 +157,7 @@ class NeighbourhoodSearch:
             best = self._better(best, other, since)
             if best is None or best.optimal or self.ended or best.score >= enough:
                 return best
+        # The rest of the time belongs to the best.
         assert best is not None
         since = clock.now() - begin
         left = max(seconds - since, 0.0)

@@ -48,6 +48,7 @@ class MixedMasks(LinkMasks):
         lengths = self.lengths[0].repeat(chains), self.lengths[1].repeat(chains)
         items = len(lengths[0])
         spans = Bispans.of(lengths, required.reshape(items, p, q).nonzero(), None)
+        # Bispans that the mask keeps and that are possible, with their potentials.
         i, k, j, m = spans.ends
         logs = self.potentials[spans.item % max(batch, 1), i, k, j, m, 0].double()
         some = ((k > i) & (m > j) & (logs > -math.inf)).nonzero().squeeze(1)
@@ -59,6 +60,7 @@ class MixedMasks(LinkMasks):
             model.target.detach().reshape(batch, q),
         )
         weights = logs.new_zeros(len(ORDERS)) if model.rules is None else model.rules.detach()
+        # The node of each item that covers both of its sentences, or -1.
         top = (kept.ends[0] == 0) & (kept.ends[2] == 0)
         top &= kept.ends[1] == lengths[0][kept.item]
         top &= kept.ends[3] == lengths[1][kept.item]
@@ -220,6 +222,7 @@ class MixedBitext(Recurrence):
         settle(self, *names, whole=("source_lengths", "target_lengths"))
         checked_log_values("MixedBitext's unary", self.unary)
         shape, batch = tuple(self.unary.shape), self.batch_shape
+        # The sizes of the unary decide those of all other fields, which broadcast to them.
         p, q = (max(size - 1, 0) for size in (shape[-4:-1:2] if len(shape) > 4 else (0, 0)))
         wanted = {
             "unary": (*batch, p + 1, p + 1, q + 1, q + 1, 1),

@@ -97,6 +97,7 @@ class Halves:
         pairs, pair = Boxes(boxes.item[first], both, longest).distinct()
         corners: list[tuple[Tensor, Tensor]] = []
         rests: list[Tensor] = []
+        # Corners: bispans that share the same end of both sides with a larger one, first or last.
         for end, rest in ((0, (1, 5, 3, 7)), (1, (4, 0, 6, 2))):
             whole, part = nested
             same = (ends[end, whole] == ends[end, part]).nonzero().squeeze(1)
@@ -108,6 +109,7 @@ class Halves:
             all_ends = torch.cat([ends[:, part], ends[:, whole]])
             corners.append((whole, part))
             rests.append(all_ends[list(rest)])
+        # What is left of the larger ones, each once.
         item = torch.cat([boxes.item[whole] for whole, _ in corners])
         late, place = Boxes(item, torch.cat(rests, 1), longest).distinct()
         at_first, at_last = place.split([len(whole) for whole, _ in corners])

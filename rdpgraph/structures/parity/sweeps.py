@@ -246,6 +246,8 @@ def by_logs(
     before: list[Tensor] = []
     for kind, bit, number in program.steps.tolist():
         before.append(logs)
+        # A check opens at parity 0; an error flips the checks that it is in; a check closes at what
+        # was seen, or at both parities where nothing was.
         if kind == OPEN:
             logs = torch.cat([logs, torch.full_like(logs, -math.inf)], 1)
         elif kind == FLIP:

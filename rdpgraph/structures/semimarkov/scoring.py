@@ -303,6 +303,7 @@ class _Ends(torch.autograd.Function):
         of_entering = torch.zeros_like(entering)
         padded = unary.new_zeros(len(unary), longest - 1 + unary.shape[1], unary.shape[2])
         for start, stop in reversed(_pieces(unary, duration)):
+            # Scores of segments are made again piece by piece, the last piece first.
             part = _around(unary, longest, start, stop).requires_grad_()
             table = duration.detach().requires_grad_()
             with torch.enable_grad():
@@ -312,6 +313,7 @@ class _Ends(torch.autograd.Function):
             taken = _probabilities(segments.detach() + begun.transpose(-1, -2), here.unsqueeze(2))
             joined = here.unsqueeze(3) + transition
             joined = _probabilities(joined, entering[:, after].unsqueeze(2))
+            # Gradients go from each end to where its segments begin.
             for place in range(stop - 1, start - 1, -1):
                 follows = joined[:, place - start] @ of_entering[:, place + longest].unsqueeze(-1)
                 terms = taken[:, place - start]
