@@ -1,7 +1,7 @@
 """The functions infer() and explain(), which connect schedulers, estimators and posteriors."""
 
 from collections.abc import Callable, Mapping
-from dataclasses import replace
+from dataclasses import is_dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, overload
 
@@ -10,6 +10,7 @@ import torch
 from rdpgraph._core.cache import recording
 from rdpgraph._core.compiler import opaque
 from rdpgraph._core.portable import tensors_in
+from rdpgraph.engines.solution import Solution
 from rdpgraph.errors import ModelError
 from rdpgraph.estimate.estimator import Estimator, Exact, Model, Problem
 from rdpgraph.interface.structure import Structure
@@ -17,7 +18,7 @@ from rdpgraph.model.graph import FactorGraph
 from rdpgraph.plan.plan import Plan
 from rdpgraph.query.posterior import Posterior
 from rdpgraph.schedulers.auto import Auto
-from rdpgraph.schedulers.preparing import begun, prepared, solve_exactly
+from rdpgraph.schedulers.preparing import begun, prepared
 from rdpgraph.schedulers.scheduler import Scheduler, require_room_for_states
 
 if TYPE_CHECKING:
@@ -131,11 +132,22 @@ def infer(
                 "declared model."
             )
     if isinstance(model, FactorGraph):
-        exactly = partial(solve_exactly, scheduler)
+        exactly = partial(_solve_exactly, scheduler)
         return Posterior(planned, solution, model, graph, exactly, solve)
     from rdpgraph.query.structured import StructuredPosterior
 
     return StructuredPosterior(planned, solution, model, structured)
+
+
+def _solve_exactly(scheduler: Scheduler, graph: FactorGraph) -> Solution:
+    """Solution of a graph by contraction, within the budget of another scheduler."""
+    from rdpgraph.schedulers.contraction import Contraction  # few ask for it
+
+    if isinstance(scheduler, Contraction):
+        return scheduler.solve(graph)
+    given = scheduler if is_dataclass(scheduler) else None
+    memory, seconds = getattr(given, "memory", None), getattr(given, "seconds", None)
+    return Contraction(memory, seconds or 60.0).solve(graph)
 
 
 @opaque

@@ -27,7 +27,7 @@ from rdpgraph.logspace.logmatrix import finite
 from rdpgraph.model.graph import FactorGraph
 from rdpgraph.plan import clock
 from rdpgraph.plan.plan import Budget, Plan
-from rdpgraph.schedulers.contraction import in_slices, planned, solved_network
+from rdpgraph.schedulers.routes.contraction import in_slices, planned, solved_network
 from rdpgraph.schedulers.scheduler import Planned, Scheduler, budget_of
 
 if TYPE_CHECKING:

@@ -198,8 +198,8 @@ class Plan:
         remedy: if not, by how much, and what to do.
         memory: bytes that answers may take; None: what the machine has.
         tree: the order of contraction.
-        bids: the offers of all routes that `Auto` asked; print it to see why this one answers.
-            Empty with any other scheduler.
+        bids: the offers of all routes that `Auto` or `Contraction` asked; print it to see why this
+            one answers. Empty with any other scheduler.
     """
 
     route: str

@@ -14,7 +14,7 @@ from rdpgraph.plan.clock import counted
 from rdpgraph.plan.plan import Budget, Plan
 from rdpgraph.schedulers.in_turn import InTurn
 from rdpgraph.schedulers.preparing import solved
-from rdpgraph.schedulers.route import ROUTES, AutoLimits, Entry, Others, Route, Shape, Task
+from rdpgraph.schedulers.route import ROUTES, Entry, Given, Others, Route, Shape, Task
 from rdpgraph.schedulers.rows_apart import RowsApart
 from rdpgraph.schedulers.scheduler import Planned
 
@@ -39,9 +39,9 @@ class _Asked:
 
     @property
     def best(self) -> Bid:
-        """The bid for marginals, or else the one that ranks first, of those not refused."""
-        standing = self.standing
-        return standing.get(_MARGINALS) or min(standing.values(), key=_rank)
+        """The bid for marginals, or else the one that ranks first, of those not refused if any."""
+        bids = self.standing or self.bids
+        return bids.get(_MARGINALS) or min(bids.values(), key=_rank)
 
 
 def planned(task: Task) -> Planned:
@@ -50,7 +50,7 @@ def planned(task: Task) -> Planned:
     The solution of every question is that of the best bid for it.
     """
     with counted(task.counter):
-        every = _ask(task, ROUTES.entries)
+        every = _ask(task, ROUTES.named(task.routes))
         task.spend_planning()
         return _told(task, every)
 
@@ -59,10 +59,8 @@ def _told(task: Task, every: Sequence[_Asked]) -> Planned:
     """The plan by the best bids, with the table of all, and the solution."""
     plan = _plan_of(task, every)
     rows = [replace(each, bids=_without_work(each.bids)) for each in every]
-    plan = replace(
-        plan, bids=Bids(partial(_table, task.without, Shape.of(task.graph), ROUTES.entries, rows))
-    )
-    return plan, partial(_solution, task.settled(_remedy(every)), tuple(every))
+    bids = Bids(partial(_table, Shape.of(task.graph), ROUTES.named(task.routes), rows))
+    return replace(plan, bids=bids), partial(_solution, task.settled(_remedy(every)), tuple(every))
 
 
 def _remedy(every: Sequence[_Asked]) -> str:
@@ -78,10 +76,10 @@ def begun(task: Task) -> tuple[Plan | None, Callable[[], Solution]]:
     """
     task = replace(task, lazily=True)
     with counted(task.counter):
-        every = _ask(task, ROUTES.entries)
+        every = _ask(task, ROUTES.named(task.routes))
         task.spend_planning()
         main = next(e for e in _ranked(every, _MARGINALS) if not e.route.beforehand)
-        if main.entry.is_own or _is_final(main) or main.entry.name == ROUTES.entries[-1].name:
+        if main.entry.is_own or _is_final(main) or main.entry.name == ROUTES.last:
             return _told(task, every)
     return None, partial(_solution, task.settled(_remedy(every)), tuple(every))
 
@@ -90,7 +88,7 @@ def _ask(task: Task, entries: Sequence[Entry]) -> list[_Asked]:
     """Ask routes for bids, until a decisive one bids for marginals."""
     shape, every, budget = Shape.of(task.graph), list[_Asked](), task.budget
     for entry in entries:
-        if entry.name in task.without or not entry.might_bid(shape):
+        if not entry.might_bid(shape):
             continue
         route, bids = entry.route(), dict[str, Bid]()
         if route is None:
@@ -130,12 +128,13 @@ def _ranked(every: Sequence[_Asked], question: str) -> list[_Asked]:
 
 
 def _lead(every: Sequence[_Asked]) -> _Asked:
-    """The built-in route that bid best for marginals; messages always bid.
+    """The built-in route that bid best for marginals, or the last one asked, if all are refused.
 
-    What is taken before an auction, as the buckets of a small graph, is not run by it.
+    What is taken before an auction, as the buckets of a small graph, is not run by it. Messages
+    always bid, so that all are refused only among exact routes; the plan of the last says why.
     """
     ranked = _ranked(every, _MARGINALS)
-    return next(each for each in ranked if not (each.entry.is_own or each.route.beforehand))
+    return next((e for e in ranked if not (e.entry.is_own or e.route.beforehand)), every[-1])
 
 
 def _is_final(asked: _Asked) -> bool:
@@ -146,7 +145,7 @@ def _is_final(asked: _Asked) -> bool:
 def _plan_of(task: Task, every: Sequence[_Asked]) -> Plan:
     """The plan for marginals, by the route that bid best for them."""
     ranked = [each for each in _ranked(every, _MARGINALS) if not each.route.beforehand]
-    main = ranked[0]
+    main = ranked[0] if ranked else _lead(every)
     bid = main.bids[_MARGINALS]
     if main.entry.is_own:
         return replace(main.route.plan(task, bid, bid.why), route=main.entry.name)
@@ -170,7 +169,9 @@ def _solution(task: Task, every: tuple[_Asked, ...]) -> Solution:
     """The solution by the routes that bid: users' own where they are better, and built-in ones."""
     lead, own = _lead(every), [each for each in every if each.entry.is_own and each.standing]
     before, after = _divided(every, own) if own else ([], [])
-    if _is_final(lead):
+    if task.is_exact:
+        chain, last = (lead,), None
+    elif _is_final(lead):
         chain, last = (lead,), partial(_standby, task, tuple(after), lead.entry.name)
     else:
         built_in = [e for e in every if not e.entry.is_own and e.standing]
@@ -247,7 +248,7 @@ def _standby(
     task: Task, own: tuple[tuple[_Asked, dict[str, Bid]], ...], name: str, spent: float
 ) -> Solution:
     """The solution of the routes after an exact one that did not keep its word."""
-    entries = [entry for entry in ROUTES.entries if not entry.is_own]
+    entries = [entry for entry in ROUTES.named(task.routes) if not entry.is_own]
     names = [entry.name for entry in entries]
     task = task.after(spent).standing_by()
     every = _ask(task, entries[names.index(name) + 1 :])
@@ -262,9 +263,7 @@ def _without_work(bids: dict[str, Bid]) -> dict[str, Bid]:
     return {name: shown[id(bid)] for name, bid in bids.items()}
 
 
-def _table(
-    without: frozenset[str], shape: Shape, entries: Sequence[Entry], every: Sequence[_Asked]
-) -> list[Offer]:
+def _table(shape: Shape, entries: Sequence[Entry], every: Sequence[_Asked]) -> list[Offer]:
     """The table of all bids, taken and refused, and of the routes that made none."""
     asked = {each.entry.name: each for each in every}
     has_own = any(each.entry.is_own for each in every)
@@ -280,8 +279,6 @@ def _table(
     lead = _lead(every).entry.name
     for number, entry in enumerate(entries):
         name = entry.name
-        if name in without:
-            continue
         if name not in asked:
             missed = number > last
             shaped = "it is not installed" if entry.might_bid(shape) else "not for such a graph"
@@ -303,27 +300,29 @@ def _table(
     return rows
 
 
-def _planned_about(given: AutoLimits, without: frozenset[str], graph: FactorGraph) -> Planned:
-    return planned(Task(graph, given, without))
+def _planned_about(given: Given, routes: frozenset[str], graph: FactorGraph) -> Planned:
+    return planned(Task(graph, given, routes))
 
 
 def planned_with_ranks(task: Task) -> Callable[[FactorGraph], Planned]:
     """A function that plans a graph with variables of ranks, within the limits of a task."""
-    return partial(_planned_about, task.given, task.without | _IN_RANKS)
+    return partial(_planned_about, task.given, task.routes - _IN_RANKS)
 
 
 def planned_whole(task: Task) -> Callable[[FactorGraph], Planned]:
     """A function that plans some rows of evidence, all of them at once."""
-    own = {entry.name for entry in ROUTES.own}
-    return partial(_planned_about, task.given, task.without | _IN_ROWS | own)
+    return partial(_planned_about, task.given, task.routes - _IN_ROWS - _own_names())
 
 
 def solver_without_structure(task: Task, graph: FactorGraph) -> Callable[[], Solution]:
     """Return a function that solves a graph as no structure, for what a structure leaves."""
-    without = task.without | _IN_GENERAL
+    routes = task.routes - _IN_GENERAL
     apart = graph.observed is not None and not any(b.batch_shape for b in graph.blocks)
     if graph.batch_shape and apart:
-        own = {entry.name for entry in ROUTES.own}
-        plan = partial(_planned_about, task.given, without | own)
+        plan = partial(_planned_about, task.given, routes - _own_names())
         return partial(RowsApart, graph, plan, task.budget.memory_bytes)
-    return partial(solved, partial(_planned_about, task.given, without), graph)
+    return partial(solved, partial(_planned_about, task.given, routes), graph)
+
+
+def _own_names() -> set[str]:
+    return {entry.name for entry in ROUTES.own}

@@ -9,7 +9,7 @@ from rdpgraph.engines.exact.buckets import Factors
 from rdpgraph.engines.solution import Solution
 from rdpgraph.model.graph import FactorGraph
 from rdpgraph.plan.plan import Plan
-from rdpgraph.schedulers.route import ROUTES, AutoLimits, Shape, Task
+from rdpgraph.schedulers.route import ROUTES, Given, Shape, Task
 from rdpgraph.schedulers.scheduler import Planned, Scheduler, reported
 
 
@@ -86,7 +86,10 @@ class Auto(Scheduler):
     def _planned(self, graph: FactorGraph) -> Planned:
         from rdpgraph.schedulers.auction import planned  # a small graph is answered without one
 
-        return planned(Task(graph, AutoLimits(self.memory, self.seconds, self.progress)))
+        return planned(self._task(graph))
+
+    def _task(self, graph: FactorGraph) -> Task:
+        return Task(graph, Given(self.memory, self.seconds, self.progress), ROUTES.names)
 
     @property
     def _is_planned_otherwise(self) -> bool:
@@ -98,7 +101,7 @@ class Auto(Scheduler):
 
         if self.progress is not None or self._is_planned_otherwise:
             return super().begin(graph)
-        return begun(Task(graph, AutoLimits(self.memory, self.seconds)))
+        return begun(self._task(graph))
 
     def small(self, graph: FactorGraph) -> Factors | None:
         """Factors of a small graph, or None; see `Task.small`.
@@ -110,4 +113,4 @@ class Auto(Scheduler):
             return None
         if ROUTES.own and any(entry.might_bid(Shape.of(graph)) for entry in ROUTES.own):
             return None
-        return Task(graph, AutoLimits(self.memory, self.seconds)).small
+        return self._task(graph).small

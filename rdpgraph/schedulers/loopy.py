@@ -38,7 +38,7 @@ from rdpgraph.plan.clock import Allowance
 from rdpgraph.plan.joingraph import ClusterGraph, choose_join_graph
 from rdpgraph.plan.plan import Plan
 from rdpgraph.query.posterior import Posterior
-from rdpgraph.schedulers.contraction import plan_network
+from rdpgraph.schedulers.routes.contraction import plan_network
 from rdpgraph.schedulers.scheduler import (
     Planned,
     Scheduler,
@@ -379,14 +379,3 @@ def _modes(graph: FactorGraph, allowance: Allowance) -> Solution:
     with allowance.spending():
         network = reduce_graph(graph, high_order=True)
     return Loopy(damping=DAMPING, seconds=allowance.seconds).solution(network, allowance)
-
-
-def sweep_seconds(network: Network) -> float:
-    """Predicted seconds of a sweep of messages."""
-    work = 0.0
-    for group in network.groups:
-        shape = group.log_tables.shape[2:]
-        work += len(group.scopes) * (
-            tuning.MESSAGE_ENTRY * sum(shape) + len(shape) * math.prod(shape)
-        )
-    return network.batch * work / tuning.OPERATIONS_PER_SECOND

@@ -1,7 +1,7 @@
 """The plan of a graph and its solution by a scheduler, made once and kept for the next call."""
 
 from collections.abc import Callable
-from dataclasses import dataclass, is_dataclass
+from dataclasses import dataclass
 from functools import partial
 from typing import TypeAlias
 
@@ -102,14 +102,3 @@ def solved(planned: Callable[[FactorGraph], Planned], graph: FactorGraph) -> Sol
     plan, run = planned(graph)
     require_fit(plan)
     return run()
-
-
-def solve_exactly(scheduler: Scheduler, graph: FactorGraph) -> Solution:
-    """Solution of a graph by contraction, within the budget of another scheduler."""
-    from rdpgraph.schedulers.contraction import Contraction  # few ask for it
-
-    if isinstance(scheduler, Contraction):
-        return scheduler.solve(graph)
-    given = scheduler if is_dataclass(scheduler) else None
-    memory, seconds = getattr(given, "memory", None), getattr(given, "seconds", None)
-    return Contraction(memory, seconds or 60.0).solve(graph)

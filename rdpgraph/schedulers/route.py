@@ -2,13 +2,13 @@
 
 import importlib
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field, replace
 from math import prod
 from typing import TYPE_CHECKING, Any, ClassVar, TypeAlias, TypeVar
 
 from rdpgraph._core import effort, tuning
-from rdpgraph.engines.exact.buckets import Factors
+from rdpgraph.engines.exact.buckets import Factors, small_factors
 from rdpgraph.engines.solution import Question, Solution
 from rdpgraph.errors import ModelError
 from rdpgraph.interface.structure import REGISTRY, Match
@@ -18,10 +18,11 @@ from rdpgraph.plan import clock
 from rdpgraph.plan.bids import Bid, Exactness
 from rdpgraph.plan.clock import Allowance, Counter
 from rdpgraph.plan.plan import Budget, Plan
-from rdpgraph.schedulers.scheduler import budget_of, reduced, within
+from rdpgraph.schedulers.scheduler import budget_of, reduced, sweep_seconds
 
 if TYPE_CHECKING:
     from rdpgraph.engines.reduction.network import Network
+    from rdpgraph.plan.planner import Optimize
 
 Value = TypeVar("Value")
 
@@ -79,18 +80,20 @@ class Shape:
 
 
 @dataclass(frozen=True)
-class AutoLimits:
-    """What `Auto` was given.
+class Given:
+    """What `Auto` or `Contraction` was given.
 
     Attributes:
         memory: bytes, or None.
         seconds: for all answers, or None.
         progress: called with reports, or None.
+        optimize: gives the order of contraction, or None.
     """
 
     memory: float | None = None
     seconds: float | None = None
     progress: Callable[[Any], None] | None = field(default=None, metadata={"elsewhere": None})
+    optimize: "Optimize | None" = None
 
 
 @dataclass(frozen=True, eq=False)
@@ -101,8 +104,8 @@ class Task:
 
     Attributes:
         graph: the model, evidence included.
-        given: memory, seconds and progress as `Auto` has them.
-        without: names of routes that are not asked.
+        given: the attributes of the scheduler.
+        routes: the names of those that are asked.
         stands_by: an exact bid was taken and did not keep its word, so that time has passed.
         lazily: answers begin at once and nobody has asked for the plan, so that a route may bid for
             what it will plan when an answer needs it.
@@ -110,8 +113,8 @@ class Task:
     """
 
     graph: FactorGraph
-    given: AutoLimits = AutoLimits()
-    without: frozenset[str] = frozenset()
+    given: Given
+    routes: frozenset[str]
     stands_by: bool = False
     lazily: bool = False
     remedy: str = ""
@@ -137,6 +140,11 @@ class Task:
     def standing_by(self) -> "Task":
         """The same task after an exact bid that did not keep its word."""
         return replace(self, stands_by=True, _bids=[])
+
+    @property
+    def is_exact(self) -> bool:
+        """True if no approximate route is asked: what no exact one answers is refused."""
+        return ROUTES.last not in self.routes
 
     @property
     def memory(self) -> float | None:
@@ -216,14 +224,18 @@ class Task:
         """The factors of a small graph, or None.
 
         It is answered whatever structure it is, as to recognise one takes longer; unless a user
-        has registered a structure.
+        has registered a structure, and structures are asked.
         """
         return self.once("small", self._small)
 
     def _small(self) -> Factors | None:
-        memory, seconds = self.given.memory, self.given.seconds
-        factors = within(memory, EXACT if seconds is None else seconds, self.graph)
-        if factors is None or self.graph.observed is not None or not REGISTRY.has_own:
+        memory, graph = self.given.memory, self.graph
+        # Budgets below what any small graph may take are meant.
+        ample = (memory is None or memory >= tuning.SMALL_BYTES) and self.exact_seconds >= 1.0
+        factors = small_factors(graph) if ample else None
+        if factors is None or graph.observed is not None or not REGISTRY.has_own:
+            return factors
+        if "structure" not in self.routes:
             return factors
         # Among structures of several sizes much is empty.
         match = self.match
@@ -238,7 +250,7 @@ class Task:
     @property
     def is_large(self) -> bool:
         """True if the network has cycles and so many factors that only messages are passed."""
-        if self.joint <= effort.MOST_PLANNED:
+        if self.is_exact or self.joint <= effort.MOST_PLANNED:
             return False
         # There are more links than a forest has room for.
         scopes = [group.scopes for group in self.network.groups]
@@ -380,18 +392,32 @@ class RouteTable:
 
     def __init__(self, built_in: Mapping[str, str | tuple[str, Callable[[Shape], bool]]]) -> None:
         given = {name: t if isinstance(t, tuple) else (t, _always) for name, t in built_in.items()}
-        self._built_in = tuple(Entry(name, *target) for name, target in given.items())
+        self._built_in = {name: Entry(name, *target) for name, target in given.items()}
         self._own = dict[str, Entry]()
 
     @property
     def entries(self) -> tuple[Entry, ...]:
         """All routes in the order in which they are asked."""
-        return (*self._own.values(), *self._built_in)
+        return (*self._own.values(), *self._built_in.values())
 
     @property
     def own(self) -> tuple[Entry, ...]:
         """The routes of users, a part of the key under which plans are kept."""
         return tuple(self._own.values())
+
+    @property
+    def last(self) -> str:
+        """The name of the last route, which always bids."""
+        return next(reversed(self._built_in))
+
+    @property
+    def names(self) -> frozenset[str]:
+        """The names of all routes."""
+        return frozenset((*self._own, *self._built_in))
+
+    def named(self, names: Collection[str]) -> tuple[Entry, ...]:
+        """The routes of some names, in the order in which they are asked."""
+        return tuple(entry for entry in self.entries if entry.name in names)
 
     def add(
         self,
@@ -413,7 +439,7 @@ class RouteTable:
         """
         if not isinstance(name, str) or not name:  # pyright: ignore[reportUnnecessaryIsInstance]
             raise ModelError(f"register_route needs a name for the route; got {name!r:.80}.")
-        if any(name == entry.name for entry in self.entries):
+        if name in self.names:
             raise ModelError(
                 f"A route named {name!r} is registered already; ROUTES.remove takes out your own."
             )
@@ -471,15 +497,6 @@ ROUTES = RouteTable({
     "loopy": f"{_PLACE}.messages:MessagesRoute",
 })  # fmt: skip
 """All routes. What is not asked is not imported."""
-
-
-def sweep_seconds(network: "Network") -> float:
-    """Predicted seconds of a sweep of messages."""
-    work = 0.0
-    for group in network.groups:
-        shape = group.log_tables.shape[2:]
-        work += len(group.scopes) * (tuning.MESSAGE_ENTRY * sum(shape) + len(shape) * prod(shape))
-    return network.batch * work / tuning.OPERATIONS_PER_SECOND
 
 
 __all__ = ["ROUTES", "Bid", "Entry", "Exactness", "Others", "Route", "RouteTable", "Shape", "Task"]

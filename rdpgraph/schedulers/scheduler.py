@@ -10,7 +10,7 @@ import torch
 
 from rdpgraph._core import effort, tuning
 from rdpgraph._core.progress import reporting
-from rdpgraph.engines.exact.buckets import Factors, small_factors
+from rdpgraph.engines.exact.buckets import Factors
 from rdpgraph.engines.solution import Solution
 from rdpgraph.errors import BudgetError, ModelError
 from rdpgraph.model.evidence import MISSING
@@ -84,12 +84,6 @@ def _run(what: str, run: Callable[[], object]) -> Solution:
     return solution
 
 
-def within(memory: float | None, seconds: float, graph: FactorGraph) -> Factors | None:
-    """Factors of a small graph; None if the budget is less than any small graph may take."""
-    ample = (memory is None or memory >= tuning.SMALL_BYTES) and seconds >= 1.0
-    return small_factors(graph) if ample else None
-
-
 def reduced(graph: FactorGraph, seconds: float) -> "Network":
     """Network to contract, with states probed one by one unless it is cheap.
 
@@ -149,6 +143,16 @@ def asked_plan(route: str, why: str, network: "Network", budget: Budget) -> Plan
         dropped_states=network.dropped,
         seconds=budget.seconds,
     )
+
+
+def sweep_seconds(network: "Network") -> float:
+    """Predicted seconds of a sweep of messages."""
+    work = 0.0
+    for group in network.groups:
+        shape = group.log_tables.shape[2:]
+        each = tuning.MESSAGE_ENTRY * sum(shape) + len(shape) * math.prod(shape)
+        work += len(group.scopes) * each
+    return network.batch * work / tuning.OPERATIONS_PER_SECOND
 
 
 def is_constraints_alone(network: "Network") -> bool:

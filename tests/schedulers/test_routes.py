@@ -381,7 +381,54 @@ def test_a_table_says_what_was_refused_and_why():
     assert set(rg.explain(long).bids.taken.values()) >= {"structure"}
     assert rg.explain(long).bids.taken["variable_marginals"] == "structure"
     assert rg.infer(long).status.route == "structure"
-    assert not rg.explain(ring(), rg.Contraction()).bids
+    assert not rg.explain(ring(), rg.Loopy()).bids
+
+
+def test_contraction_holds_the_auction_among_routes_that_are_exact_for_any_graph(registered):
+    chain = rg.Chain(torch.zeros(5, 3), torch.zeros(3, 3)).factor_graph()
+    rows = ring(9).condition({"x0": torch.tensor([0, 1, -1])})
+    taken = {
+        "ring": {"buckets", "contraction"},
+        "rows": {"rows"},
+        "chain": {"buckets", "contraction"},
+    }
+    for name, graph in {"ring": ring(), "rows": rows, "chain": chain}.items():
+        bids = rg.explain(graph, rg.Contraction()).bids
+        # No structure, no approximate route, and no route of one's own.
+        assert [one.route for one in bids] == ["buckets", "rows", "contraction"]
+        assert set(bids.taken.values()) == taken[name]
+        assert rg.infer(graph, rg.Contraction()).status.route in taken[name]
+        together = rg.Contraction(optimize="greedy")
+        assert [one.route for one in rg.explain(graph, together).bids] == ["contraction"]
+        plan = rg.explain(graph, together)
+        assert plan.bids.taken["variable_marginals"] == "contraction"
+        torch.testing.assert_close(
+            rg.infer(graph, rg.Contraction()).log_partition,
+            rg.infer(graph, together).log_partition,
+        )
+
+
+def test_where_no_exact_bid_stands_contraction_refuses_and_says_what_would_help():
+    graph, tight = ring(12), rg.Contraction(memory=300.0)
+    graph = graph.condition({"x0": torch.tensor([0, 1])})
+    plan = rg.explain(graph, tight)
+    assert not plan.fits
+    assert not plan.bids.taken
+    assert offer(plan, "contraction").outcome == "refused"
+    with pytest.raises(BudgetError, match="raise the memory or time budget") as refused:
+        rg.infer(graph, tight)
+    assert plan.remedy in str(refused.value)
+    assert plan.remedy.split(";")[0] in offer(plan, "contraction").note
+    # The advice works.
+    assert rg.infer(graph, rg.Contraction(memory=1e6)).status.exact
+
+
+def test_a_subclass_of_contraction_that_plans_otherwise_decides_for_small_graphs_too():
+    class ByMessages(rg.Contraction):
+        def plan(self, graph):
+            return rg.Loopy().plan(graph)
+
+    assert rg.infer(ring(), ByMessages()).status.route == "loopy"
 
 
 @pytest.mark.parametrize("memory", [300.0, 2e9])

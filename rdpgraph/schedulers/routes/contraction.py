@@ -1,25 +1,32 @@
 """The route of exact contraction: everything where it fits, or log Z alone where only that does."""
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, ClassVar
 
+import torch
+from torch import Tensor
+
 from rdpgraph._core import effort
 from rdpgraph._core.units import duration
-from rdpgraph.engines.exact.engine import ExactSolution
+from rdpgraph.engines.exact.engine import ExactSolution, SlicedSolution
 from rdpgraph.engines.portfolio import Approximations, ExactFirst
-from rdpgraph.engines.reduction.network import Network
+from rdpgraph.engines.reduction.network import Network, reduce_graph
 from rdpgraph.engines.solution import Question, Solution
 from rdpgraph.errors import BudgetError
+from rdpgraph.model.block import Block
+from rdpgraph.model.evidence import MISSING
+from rdpgraph.model.graph import FactorGraph
+from rdpgraph.model.potentials.table import Table
 from rdpgraph.plan import clock
 from rdpgraph.plan.bids import Bid, Exactness
 from rdpgraph.plan.clock import Allowance
 from rdpgraph.plan.plan import PASSES, Budget, Plan
+from rdpgraph.plan.planner import Optimize, make_plan
 from rdpgraph.plan.tree import ContractionTree
-from rdpgraph.schedulers.contraction import plan_network
 from rdpgraph.schedulers.route import Others, Route, Task
-from rdpgraph.schedulers.scheduler import Planned
+from rdpgraph.schedulers.scheduler import Planned, require_fit
 
 
 @dataclass(frozen=True)
@@ -47,7 +54,10 @@ class ContractionRoute(Route):
         timed = task.seconds is not None
         refused = f"exact inference {plan.remedy.split(';')[0] if timed else _advice(plan)}"
         remedy = "" if timed else refused
-        return Bid(Exactness.EXACT, plan.seconds, plan.stored_bytes, refused=refused, remedy=remedy)
+        return Bid(
+            Exactness.EXACT, plan.seconds, plan.stored_bytes, refused=refused, remedy=remedy,
+            work=(plan, run),
+        )  # fmt: skip
 
     def _planned(self, task: Task) -> Planned:
         def compute() -> Planned:
@@ -56,7 +66,8 @@ class ContractionRoute(Route):
             least = clock.now() + max(0.03 * seconds, effort.LEAST_PLANNING)
             task.once("least", lambda: least)
             deadline = max(begin + effort.SEARCHING * seconds, least)
-            return plan_network(network, task.budget, deadline=deadline)
+            optimize = task.given.optimize
+            return plan_network(network, task.budget, deadline=deadline, optimize=optimize)
 
         return task.once("contraction", compute)
 
@@ -66,7 +77,9 @@ class ContractionRoute(Route):
         Products of large tables take a fraction of the prediction, so in real time more is tried
         than what surely fits.
         """
-        if plan.tree is None or plan.peak_bytes > 0.5 * task.budget.memory_bytes:
+        if task.is_exact or plan.tree is None:
+            return None
+        if plan.peak_bytes > 0.5 * task.budget.memory_bytes:
             return None
         counted = task.counter is not None
         times = effort.FORWARD_SURE if counted else effort.FORWARD_TRIED
@@ -119,3 +132,99 @@ def _upwards(network: Network, tree: ContractionTree, seconds: float) -> ExactSo
 
 def _no_order(last: frozenset[int]) -> ContractionTree:  # noqa: ARG001
     raise BudgetError("Only log Z is exact here.")
+
+
+def plan_network(
+    network: Network,
+    budget: Budget,
+    *,
+    deadline: float | None = None,
+    optimize: Optimize | None = None,
+) -> Planned:
+    """Plan of a reduced network, and the function that carries it out."""
+    plan = planned(network, budget, deadline=deadline, optimize=optimize)
+    return plan, partial(solved_network, network, plan, budget)
+
+
+def planned(
+    network: Network,
+    budget: Budget,
+    last: frozenset[int] = frozenset(),
+    deadline: float | None = None,
+    optimize: Optimize | None = None,
+) -> Plan:
+    """Plan the contraction of a reduced network in the cheapest order found."""
+    element = torch.finfo(network.graph.dtype).bits // 8
+    return make_plan(
+        network.topology,
+        budget=budget,
+        element_bytes=element,
+        batch=network.batch,
+        last=last,
+        dropped_states=network.dropped,
+        sliceable=len(network.numbers),
+        deadline=deadline,
+        optimize=optimize,
+        tables_bytes=network.tables_bytes,
+        # A copy of the marginals is zero where no configuration is possible.
+        answer_bytes=2.0 * element * network.batch * network.graph.domain.total_states,
+    )
+
+
+def solved_network(network: Network, plan: Plan, budget: Budget) -> Solution:
+    """Solution by a plan that fits."""
+    if plan.num_slices > 1:
+        return in_slices(network, plan, budget)
+    return _exact(network, plan, budget)
+
+
+def _exact(network: Network, plan: Plan, budget: Budget) -> ExactSolution:
+    assert plan.tree is not None
+    constrained = partial(_constrained, network, budget)
+    return ExactSolution(network, plan.tree, True, constrained, budget.seconds)  # noqa: FBT003
+
+
+def _constrained(network: Network, budget: Budget, last: frozenset[int]) -> ContractionTree:
+    narrow = planned(network, budget, last)
+    require_fit(narrow)
+    assert narrow.tree is not None
+    return narrow.tree
+
+
+def in_slices(network: Network, plan: Plan, budget: Budget) -> SlicedSolution:
+    """Exact solutions of all configurations of the cutset, by conditioning."""
+    numbers = network.numbers[torch.tensor(plan.slices, device="cpu")]
+    pairs = zip(numbers, plan.slices, strict=True)
+    kept = [network.states_left(n.reshape(1), network.sizes[a])[0] for n, a in pairs]
+    grid = torch.cartesian_prod(*kept).reshape(-1, len(kept))
+    solve = partial(_slice, network, budget, numbers, grid)
+    return SlicedSolution(
+        tuple(numbers.tolist()), network.graph.num_variables, range(len(grid)), solve,
+        budget.seconds,
+    )  # fmt: skip
+
+
+def _slice(
+    network: Network, budget: Budget, numbers: Tensor, grid: Tensor, number: int
+) -> ExactSolution:
+    graph, blocks = network.graph, network.graph.blocks
+    observed = graph.observed
+    if observed is None:
+        observed = torch.full((graph.num_variables,), MISSING, device="cpu")
+    states = observed.clone()
+    states[..., numbers] = grid[number]
+    seen = observed[..., numbers]
+    against = ((seen != MISSING) & (seen != grid[number])).any(-1)
+    if bool(against.any()):  # a variable that some items only observe, in another state
+        never = torch.zeros(against.shape, dtype=graph.dtype, device=graph.device)
+        never = never.masked_fill(against.to(graph.device), -math.inf)
+        empty = torch.zeros(1, 0, dtype=torch.long, device="cpu")
+        declared = torch.zeros(1, device="cpu").long()
+        blocks = (*blocks, Block(empty, Table(never), (), None, declared))
+    part = FactorGraph.from_blocks(graph.domain, blocks, states)
+    slice_network = reduce_graph(part, possible=network.possible)
+    ample = replace(budget, seconds=budget.seconds * 1e6)
+    deadline = clock.now() + effort.SEARCHING * budget.seconds
+    plan = planned(slice_network, ample, deadline=deadline)
+    require_fit(plan)
+    return _exact(slice_network, plan, budget)

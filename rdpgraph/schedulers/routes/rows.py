@@ -26,8 +26,9 @@ class RowsRoute(Route):
         return Bid(Exactness.EXACT, plan.seconds, plan.stored_bytes, plan.why, work=planned)
 
     def _planned(self, task: Task) -> Planned | None:
-        whole, general = planned_whole(task), partial(solver_without_structure, task)
-        return planned_rows(task.graph, task.budget, whole, general)
+        structures = "structure given evidence" in task.routes
+        general = partial(solver_without_structure, task) if structures else None
+        return planned_rows(task.graph, task.budget, planned_whole(task), general)
 
     def run(self, task: Task, bid: Bid) -> Solution:
         return bid.work[1]()
