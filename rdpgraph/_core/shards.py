@@ -33,9 +33,10 @@ def is_sharded(value: object) -> bool:
 
 def are_same_values(one: Tensor, other: Tensor) -> bool:
     """Return whether two tensors are views of the same memory; of DTensors, of what is here."""
-    if is_sharded(one) != is_sharded(other):
+    sharded = is_sharded(one)
+    if sharded != is_sharded(other):
         return False
-    if is_sharded(one):
+    if sharded:
         one, other = (x.detach().to_local() for x in (one, other))  # pyright: ignore
     return one.is_set_to(other)
 

@@ -443,9 +443,9 @@ class StructureSolution(Solution):
         return self.structure.batch_shape if known else tuple(self.shaped_log_partition.shape)
 
     def _flat(self, values: Tensor, *dims: int) -> Tensor:
-        lead = (*dims, math.prod(self.batch_shape))
-        ends = values.shape[len(dims) + len(self.batch_shape) :]
-        return values.reshape(*lead, math.prod(ends))
+        batch = self.batch_shape
+        ends = values.shape[len(dims) + len(batch) :]
+        return values.reshape(*dims, math.prod(batch), math.prod(ends))
 
     @differentiable_property
     def shaped_log_partition(self) -> Tensor:

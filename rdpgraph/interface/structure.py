@@ -15,7 +15,7 @@ from torch import Tensor
 from rdpgraph._core.compiler import Opaque
 from rdpgraph._core.notebook import panel, picture
 from rdpgraph._core.numbers import lowest
-from rdpgraph._core.portable import field_names, in_full_precision
+from rdpgraph._core.portable import field_names, in_full_precision, tensors_in
 from rdpgraph.errors import ModelError, UnsupportedError
 from rdpgraph.logspace.gradients import by_autograd, expectations
 from rdpgraph.model.graph import FactorGraph
@@ -378,11 +378,7 @@ class Match:
 
 def is_tracked(value: object) -> bool:
     """Return whether a tensor, or one within a dataclass or tuple, requires a gradient."""
-    if isinstance(value, Tensor):
-        return value.requires_grad
-    if isinstance(value, tuple | list):
-        return any(is_tracked(part) for part in value)
-    return any(is_tracked(getattr(value, name)) for name in field_names(type(value)))
+    return any(part.requires_grad for part in tensors_in(value))
 
 
 @dataclass(frozen=True)

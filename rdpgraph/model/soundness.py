@@ -62,8 +62,7 @@ def items_named(chosen: Tensor) -> str:
 
 def holds_numbers(model: Any) -> bool:
     """Test if the tensors of a structure are below +inf and not NaN."""
-    held = (getattr(model, field.name) for field in fields(model))
-    return all(bool(part.amax() < math.inf) for part in tensors_of(tuple(held)) if part.numel())
+    return all(bool(part.amax() < math.inf) for part in tensors_of(model) if part.numel())
 
 
 def tensors_of(value: object) -> Iterator[Tensor]:
