@@ -14,7 +14,7 @@ from rdpgraph.plan.clock import counted
 from rdpgraph.plan.plan import Budget, Plan
 from rdpgraph.schedulers.in_turn import InTurn
 from rdpgraph.schedulers.preparing import solved
-from rdpgraph.schedulers.route import ROUTES, Entry, Given, Others, Route, Shape, Task
+from rdpgraph.schedulers.route import ROUTES, Entry, Others, Route, Settings, Shape, Task
 from rdpgraph.schedulers.rows_apart import RowsApart
 from rdpgraph.schedulers.scheduler import Planned
 
@@ -300,7 +300,7 @@ def _table(shape: Shape, entries: Sequence[Entry], every: Sequence[_Asked]) -> l
     return rows
 
 
-def _planned_about(given: Given, routes: frozenset[str], graph: FactorGraph) -> Planned:
+def _planned_about(given: Settings, routes: frozenset[str], graph: FactorGraph) -> Planned:
     return planned(Task(graph, given, routes))
 
 

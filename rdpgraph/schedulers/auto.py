@@ -9,7 +9,7 @@ from rdpgraph.engines.exact.buckets import Factors
 from rdpgraph.engines.solution import Solution
 from rdpgraph.model.graph import FactorGraph
 from rdpgraph.plan.plan import Plan
-from rdpgraph.schedulers.route import ROUTES, Given, Shape, Task
+from rdpgraph.schedulers.route import ROUTES, Settings, Shape, Task
 from rdpgraph.schedulers.scheduler import Planned, Scheduler, reported
 
 
@@ -89,7 +89,7 @@ class Auto(Scheduler):
         return planned(self._task(graph))
 
     def _task(self, graph: FactorGraph) -> Task:
-        return Task(graph, Given(self.memory, self.seconds, self.progress), ROUTES.names)
+        return Task(graph, Settings(self.memory, self.seconds, self.progress), ROUTES.names)
 
     @property
     def _is_planned_otherwise(self) -> bool:

@@ -9,7 +9,7 @@ from rdpgraph.model.graph import FactorGraph
 from rdpgraph.plan.planner import Optimize, require_optimize
 from rdpgraph.schedulers.auction import planned
 from rdpgraph.schedulers.preparing import solved
-from rdpgraph.schedulers.route import Given, Task
+from rdpgraph.schedulers.route import Settings, Task
 from rdpgraph.schedulers.scheduler import Planned, Scheduler
 
 
@@ -48,7 +48,7 @@ class Contraction(Scheduler):
 
     def _task(self, graph: FactorGraph) -> Task:
         names = {"buckets", "rows", "contraction"} if self.optimize is None else {"contraction"}
-        given = Given(self.memory, self.seconds, optimize=self.optimize)
+        given = Settings(self.memory, self.seconds, optimize=self.optimize)
         return Task(graph, given, frozenset(names))
 
     def small(self, graph: FactorGraph) -> Factors | None:

@@ -80,7 +80,7 @@ class Shape:
 
 
 @dataclass(frozen=True)
-class Given:
+class Settings:
     """What `Auto` or `Contraction` was given.
 
     Attributes:
@@ -113,7 +113,7 @@ class Task:
     """
 
     graph: FactorGraph
-    given: Given
+    given: Settings
     routes: frozenset[str]
     stands_by: bool = False
     lazily: bool = False

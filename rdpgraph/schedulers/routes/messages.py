@@ -14,7 +14,7 @@ from rdpgraph.engines.solution import Question, Solution
 from rdpgraph.plan.bids import Bid, Exactness
 from rdpgraph.plan.plan import Budget, Plan
 from rdpgraph.schedulers.loopy import ForMessages, Loopy
-from rdpgraph.schedulers.route import Given, Others, Route, Task
+from rdpgraph.schedulers.route import Others, Route, Settings, Task
 from rdpgraph.schedulers.scheduler import is_constraints_alone
 
 
@@ -65,7 +65,7 @@ def _by(others: Others, _: float) -> Solution:
     return others(0.0)
 
 
-def _plainly(messages: ForMessages, given: Given, left: float | None) -> Solution:
+def _plainly(messages: ForMessages, given: Settings, left: float | None) -> Solution:
     return Loopy(seconds=left, progress=given.progress).solution(messages.network)
 
 
@@ -92,7 +92,7 @@ _HARD = (
 convex counting numbers converge as slowly as one over the number of sweeps."""
 
 
-def _attempt(messages: ForMessages, given: Given, settings: _Try, left: float) -> Solution:
+def _attempt(messages: ForMessages, given: Settings, settings: _Try, left: float) -> Solution:
     schedule, network = Flooding(), messages.network
     if settings.in_turn:  # each subset asks automata slot by slot
         share = 0.5 if network.high_order else 0.1
