@@ -6,6 +6,7 @@ import pytest
 import torch
 
 import rdpgraph as rg
+from rdpgraph.testing import check_potential
 
 N = 80
 """States of a slot: messages are asked for where a table would be large."""
@@ -100,3 +101,23 @@ def test_whole_numbers_are_log_values(scheduler):
     states = torch.arange(N, dtype=torch.float64)
     exact = -(states.unsqueeze(1) - states).abs()
     torch.testing.assert_close(answer.log_partition.double(), exact.logsumexp((0, 1)))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_dtype_is_that_of_the_fields(dtype):
+    """A potential that says no dtype is answered in that of its numbers."""
+
+    class Near(rg.extend.Potential):
+        shape = (3, 3)
+
+        def __init__(self, rate):
+            self.rate = rate
+
+        def evaluate(self, states):
+            return -self.rate * (states[0].unsqueeze(-1) - states[1].unsqueeze(-2)).abs()
+
+    near = Near(torch.tensor(0.5, dtype=dtype))
+    check_potential(near, 2)
+    x = rg.VariableArray("x", (4,), 3)
+    chain = rg.infer(rg.FactorGraph([rg.FactorBlock((x[:-1], x[1:]), near)]))
+    assert chain.log_partition.dtype == dtype

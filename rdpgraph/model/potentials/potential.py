@@ -2,9 +2,9 @@
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from functools import wraps
+from functools import reduce, wraps
 from typing import Any, ClassVar
 
 import torch
@@ -149,13 +149,19 @@ class Potential(ABC):
 
     @property
     def dtype(self) -> torch.dtype:
-        """The floating type of the log-values."""
-        return torch.get_default_dtype()
+        """The floating type of the log-values: by default that of the tensors among its fields."""
+        types = [tensor.dtype for tensor in self._own_numbers()]
+        return reduce(torch.promote_types, types) if types else torch.get_default_dtype()
 
     @property
     def device(self) -> torch.device:
-        """The device of the log-values."""
-        return torch.device("cpu")
+        """The device of the log-values: by default that of the tensors among its fields."""
+        return next((tensor.device for tensor in self._own_numbers()), torch.device("cpu"))
+
+    def _own_numbers(self) -> Iterator[Tensor]:
+        """The fields that are floating tensors."""
+        fields = getattr(self, "__dict__", {}).values()
+        return (one for one in fields if isinstance(one, Tensor) and one.is_floating_point())
 
     def select(self, block: tuple[int, ...], rows: Tensor | None, arity: int) -> "Potential":
         """The potential of some factors of a block.
