@@ -31,18 +31,19 @@ class Decoded:
 
     Attributes:
         observables: (*batch, observables) int64, the most probable values.
-        confidence: (*batch,) the chance that the decision is right. By exact sweeps it is P(l | s).
-            On kept states it is an estimate of P(l | s) where the ends of ``interval`` are close to
-            each other, and else how often decisions are right on simulated shots of a like
-            ``doubt``; it is always between these ends. For shots with erased checks, unless
-            ``calibrated`` was told of them, it is then the lower end. It is zero where no error
-            that explains the syndrome was found: the decision is then all zeros.
+        confidence: (*batch,) the chance that the decision l is right given the syndrome s. Exact
+            sweeps give P(l | s). Sweeps over kept states give an estimate of P(l | s) where
+            ``interval`` knows the chance of a wrong decision to a tenth, and otherwise the share of
+            right decisions among simulated shots of a like ``doubt``; it is always between these
+            ends. Shots with erased checks have the lower end in place of that share, unless
+            ``calibrated`` was told of them. It is zero where no error that explains the syndrome
+            was found: the decision is then all zeros.
         log_probability: (*batch,) log P(s) in nats; on kept states a lower bound.
         share: (*batch,) the share of the decision in the mass that was kept; of exact sweeps
             P(l | s). On kept states it is no probability: mass that was dropped is not in it.
-        doubt: (*batch,) ranks shots from the surest, 0, to the least sure: the share of other
-            values in what was kept, and a twentieth of the part of P(s) that was dropped by the
-            estimate of the sweep. By exact sweeps it is 1 - P(l | s), without rounding to 1.
+        doubt: (*batch,) ranks shots from the surest, 0, to the least sure. It is 1 - ``share`` plus
+            a twentieth of the part of P(s) that the sweep estimates to have dropped. By exact
+            sweeps it is 1 - P(l | s), computed without a difference from 1.
         interval: lower and upper ends (*batch,), which hold P(l | s) for certain. On kept states
             the lower end is often near zero where many states were dropped.
         standard_error: (*batch,) of the confidence, from the numbers of simulated shots and of
@@ -332,20 +333,27 @@ def _ranks(found: Decoded) -> Tensor:
 def _rate(wrong: Tensor, least: Tensor, most: Tensor, *, more: bool) -> tuple[float, float]:
     """The rate of wrong decisions in a group of shots, and its standard error.
 
-    Shots whose chance to be wrong is known not to be the rate do not count. A group that ends by
-    its k-th wrong decision after n shots has the posterior mean k / n, with a prior of 1 / rate.
-    Others have one wrong shot more, as by a flat prior.
+    They are the mean and the standard deviation of the posterior. Of n shots with k wrong ones
+    that is Beta(k, n - k + 1) with a prior of 1 / rate, as for a group that ends with its k-th
+    wrong decision, and Beta(k + 1, n - k + 1) with a flat prior. A shot whose interval excludes the
+    rate is left out, and the rate computed again.
+
+    Args:
+        wrong: (shots,) bool, whether the decision is wrong.
+        least: (shots,) the least chance that it is, by the shot's interval.
+        most: (shots,) the greatest.
+        more: whether the prior is flat.
     """
     free, bad, count = torch.ones_like(wrong, dtype=torch.bool), 1.0, 1.0
     for _ in range(_ROUNDS):
         if not int(free.sum()) + more:
             break
-        bad, count = float(wrong[free].sum()) + more, float(free.sum()) + more
+        bad, count = float(wrong[free].sum()) + more, float(free.sum()) + 1.0 + more
         now = (least <= bad / count) & (bad / count <= most)
         if torch.equal(now, free):
             break
         free = now
-    # Where no shot was right, nothing tells how rare right ones are.
+    # Where no shot is left, nothing is known of the rate.
     spread = math.sqrt(bad * (count - bad) / (count + 1)) if bad < count else 1.0
     return bad / count, spread / count
 
@@ -397,7 +405,8 @@ def _drawn(
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
     """Syndromes (shots, checks) and observables (shots, stages, observables) of drawn errors.
 
-    Observables of a stage are those of the errors until then; `stages` has the first of each error.
+    ``stages`` (errors,) has the number of the stage at which an error occurs, by default 0. The
+    observables of a stage count the errors of this stage and of those before.
     """
     parities, rates = model.checks, (model.unary[:, 1] - model.unary[:, 0]).double().cpu().sigmoid()
     sizes = parities.num_checks, parities.num_observables
@@ -566,8 +575,9 @@ class WindowDecoder:
     def decode(self, pieces: Iterable[Any]) -> Iterator[Decoded]:
         """Decisions about the observables so far after each window, given the checks until then.
 
-        The first that is not known from its interval may simulate shots, as those of
-        `CosetDecoder.decode_observables` do; `decide` does without.
+        The first window with a decision whose interval is too wide for a confidence simulates shots
+        to measure it, as `CosetDecoder.decode_observables` does. `decide` reports no confidence and
+        simulates nothing.
 
         Args:
             pieces: for each window in order (*batch, checks of the window), -1 where erased. Taken
