@@ -17,8 +17,8 @@ class _Package(ModuleType):
     """This module, with each name imported from its place when it is asked for.
 
     So ``rdpgraph --version`` and ``--help`` answer without the second or two that torch takes, and
-    a program loads the rooms that it uses. The names and their places are the import statements of
-    `_public.py`, which type checkers read too.
+    a program loads only the subpackages that it uses. The names and their places are the import
+    statements of `_public.py`, which type checkers read too.
     """
 
     def __getattr__(self, name: str) -> Any:

@@ -89,7 +89,8 @@ class LinearChain(Distribution):
 
     Args:
         unary: (*batch, steps, states) log-potentials in nats; -inf forbids.
-        transition: log-potentials [from, to], of a shape that `Chain` takes.
+        transition: (states, states) log-potentials, [from, to], for all steps, or (*batch,
+            steps - 1, states, states) for each; any other that `Chain` takes.
         lengths: (*batch,) steps of each item; default all.
         temperature: of `rsample`, above zero: nearer to zero is nearer to one-hot.
         validate_args: as for every distribution of torch.
@@ -342,7 +343,8 @@ class HMM(Distribution):
     ) -> Tensor:
         """(*sample_shape, *batch, length) observations; hidden states are drawn first.
 
-        O(T N^2) operations for the states, and O(T V) memory for each draw's symbols.
+        Of T steps, N states and V symbols, O(T N^2) operations for messages backwards, once, then
+        O(T N) for the states of a draw, and O(T V) memory for its symbols.
         """
         missing = torch.full((*self.batch_shape, *self.event_shape), -1, device=self.start.device)
         states = self.posterior(missing).sample(sample_shape, generator=generator)

@@ -71,9 +71,8 @@ def infer(
 
     Args:
         model: a `FactorGraph`, evidence included, or a `Structure`.
-        scheduler: default `Auto()`; ``infer(graph, Loopy())``. A structure is answered by its own
-            recursion, whatever the scheduler: that serves the questions which it leaves to its
-            factor graph.
+        scheduler: how a graph is solved, as in ``infer(graph, Loopy())``; default `Auto()`. For a
+            structure it is used only for questions that the structure leaves to its factor graph.
         evidence: of a graph, as for `FactorGraph.condition`: ``infer(graph, evidence=seen)`` is
             ``infer(graph.condition(seen))``.
         estimator: rewrites the model into a cheaper one; default `Exact()`, which does not.
@@ -82,11 +81,12 @@ def infer(
     Returns:
         A `Posterior` of a graph and a `StructuredPosterior` of a structure, about all states of
         the model as declared, whatever the estimator. Answers are computed when they are first
-        asked for; the plan of a graph is made here, that of a small one and of a structure when it
-        is first asked for, and so is that of messages between clusters.
+        asked for. Large graphs are planned here; plans of small graphs and of structures, and of
+        messages between clusters, are made with the first answer that needs them.
 
     Raises:
         BudgetError: the plan does not fit its budget; the message says by how much, and what to do.
+            It comes from the answer where the plan is made with that.
         EvidenceError: evidence that does not fit the graph.
         ModelError: something else than a model, an estimator, a scheduler or a generator; evidence
             on a structure; or tables that were changed in place after the graph took a copy of
@@ -254,10 +254,11 @@ def _under(
 def _estimated(
     name: str, counts: str, declared: tuple[int, int], planned: Plan | Callable[[], Plan]
 ) -> Plan:
-    """The plan of answers by an estimator, given the plan of the model that it made.
+    """The plan of answers by an estimator, from the plan of the smaller model that it made.
 
-    The variables and factors are those declared; costs are those of the work, on the model made.
-    The word "exact", which is meant of that model alone, is left out.
+    The variables and factors are those of the model as declared, ``declared``, and the costs are
+    those of the smaller model. Its plan may say "exact", which is true of the smaller model alone,
+    so that word is left out. ``counts`` follows the estimator's name, as in " with 8 replicates".
     """
     plan = planned if isinstance(planned, Plan) else planned()
     passes = "the factor graph has no cycles: two passes are exact"

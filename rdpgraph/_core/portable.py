@@ -86,7 +86,8 @@ _HALF = (torch.float16, torch.bfloat16)
 class Portable:
     """A base of classes that are pickled and deep-copied by their fields, with tensors detached.
 
-    Cached answers are dropped and recomputed, except for those with ``crosses``, such as messages.
+    Cached answers are dropped and recomputed, except those of a class with ``crosses = True`` of
+    its own, such as messages.
     """
 
     crosses = True

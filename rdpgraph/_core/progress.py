@@ -14,7 +14,7 @@ from rdpgraph.errors import ModelError
 
 @dataclass(frozen=True)
 class Progress:
-    """Progress of estimates, sweeps of pruning, training and rates, as given to a callback.
+    """Progress of long work, as given to a callback: estimates, pruning, training, learned rates.
 
     A callback that raises StopIteration makes the work stop early: what is found so far is the
     answer. Work that has no step for two seconds, such as planning, is reported by its name, with
@@ -23,7 +23,9 @@ class Progress:
     Attributes:
         work: the work, in words.
         number: steps done; of work without steps, its reports.
-        value: after them: the estimate of log Z, the mean score, the bound or log-likelihood; nats.
+        value: in nats, after these steps: the estimate of log Z ("populations"), the mean score of
+            a sweep of pruning ("sweeps"), the evidence bound of a Gaussian process ("steps"), or
+            the log-likelihood of learned rates ("rates").
         seconds: since the start.
     """
 
@@ -69,10 +71,12 @@ _report: ContextVar[_Report | None] = ContextVar("report", default=None)
 
 @contextmanager
 def reporting(progress: Callable[[Any], object] | None, work: str) -> Generator[None]:
-    """Report work of some name every two seconds in which no step of it is reported.
+    """Call ``progress`` with the name of the work whenever two seconds pass without a step of it.
 
-    Whatever looks at the clock (`plan/clock.py`) reports so; a single large product does not. Work
-    inside other work that is reported is named there; None alone reports nothing.
+    This happens where the work looks at the clock (`plan/clock.py`), so not within one large
+    product. Work inside other work that reports goes by the callback of that one, under its own
+    name, and ``progress`` may be None. Where no work around it reports and ``progress`` is None,
+    nothing is reported.
     """
     outer = _report.get()
     if outer is None and progress is None:

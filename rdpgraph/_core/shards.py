@@ -257,7 +257,9 @@ def fingerprint(values: Tensor) -> int:
 
 
 def require_alike(name: str, parts: Sequence[LocalPart], others: Mapping[str, Any]) -> None:
-    """Require parts below +inf, and the rest of a model alike on all processes.
+    """Check the parts of a model that is split between processes.
+
+    The parts must be below +inf, and not NaN; all else must be the same on all processes.
 
     Args:
         name: of the model, for errors.

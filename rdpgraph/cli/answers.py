@@ -162,7 +162,12 @@ def answer(
 def _completed(known: Answer, *, said: bool, sums: bool, until: float) -> Answer:
     """The answer with log Z, its bounds, proofs and the status, as far as there is time.
 
-    Where nothing was ``said`` to the question, log Z is the answer, or says why there is none.
+    Args:
+        known: the answer so far.
+        said: whether it has an answer to the question that was asked. If not, log Z is the answer,
+            or says why there is none.
+        sums: whether log Z and bounds are wanted.
+        until: the time, on `clock.now`, after which neither is begun.
     """
     posterior, task = known.posterior, known.task
     late = said and now() >= until

@@ -227,9 +227,10 @@ def best_so_far(seconds: float = math.inf) -> Generator[Stop]:
 
 
 def overtime(seconds: float) -> float:
-    """Seconds from the end of the time until work is asked to stop, half of those to the alarm.
+    """The seconds beyond the time budget after which work is asked to stop.
 
-    Work that keeps to its budget has ended by then; every answer has a least part of the time.
+    They are half of those after which `ending` stops it. Work that keeps to its budget ends before;
+    what may end after it are answers that get some seconds however late they begin.
     """
     return 0.5 * ((effort.COMMAND_LATE - 1.0) * seconds + effort.COMMAND_MORE)
 
@@ -253,12 +254,18 @@ class PartialAnswer(Generic[Value]):
 def ending(
     seconds: float, *, spent: float = 0.0, known: PartialAnswer[Any] | None = None
 ) -> Generator[None]:
-    """End the block after 1.2 times the seconds plus one, with what is known or `BudgetError`.
+    """Leave the block after 1.2 times the seconds plus one.
 
-    Up to half of the ``spent`` seconds count. A last resort, for code that does not watch the
-    clock, such as reading a file; without effect in threads and on Windows. Where nothing is known
-    and others use the machine, those seconds are of this process alone, up to three times as many
-    in all: code that ends when its time is over may then still be on its way to an answer.
+    The block is left by a signal. If ``known`` holds an answer by then, it goes on after the block;
+    otherwise `BudgetError` is raised. This is a last resort for code that does not watch the clock,
+    such as reading a file, and has no effect in threads and on Windows. Where no answer is known
+    and other processes slow this one down, its processor time counts in place of the clock, up to
+    three times as many seconds in all.
+
+    Args:
+        seconds: the time budget.
+        spent: seconds used before the block; they are taken off, up to half of the budget.
+        known: holds the answer so far.
     """
     raise_swallowed()
     ours = threading.current_thread() is threading.main_thread()

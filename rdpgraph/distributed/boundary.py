@@ -32,16 +32,18 @@ def exchanged(peers: Peers, sent: Mapping[int, Tensor]) -> dict[int, Tensor]:
 
 @dataclass(frozen=True, eq=False)
 class SharedBoundary(Boundary):
-    """The boundary of a part that shares variables with others.
+    """The boundary of a part that shares variables with parts on other ranks.
+
+    Variables with equally many states form a class, as in `Edges`.
 
     Attributes:
         peers: the ranks.
-        solvers: the ranks with variables left.
-        places: by rank of a neighbour, per class the places of the variables shared with it, in
-            the order that both have.
-        counts: per class (n,) 1 for a variable that no lower rank has, or 0.
+        solvers: the ranks whose part still has variables after hard zeros and evidence.
+        places: by rank of a neighbour, for each class the places of the variables shared with it,
+            in the order that both have.
+        counts: for each class (n,) 1 for a variable that no lower rank has, or 0.
         bounded: see `Boundary`.
-        records: likewise.
+        records: see `Boundary`.
     """
 
     peers: Peers
@@ -104,10 +106,10 @@ def watched(values: Tensor) -> Tensor:
 def joining(
     peers: Peers, network: Network, shared: Mapping[int, Tensor]
 ) -> Callable[[Equations], Equations]:
-    """A function that joins the equations of a part to those of the whole.
+    """A function that makes the equations of messages in one part those of the whole graph.
 
-    ``shared`` are, by rank of a neighbour, the numbers of the variables shared with it; all parts
-    agree about the states left in ``network``.
+    ``shared`` has, by rank of a neighbour, the numbers of the variables shared with it. All parts
+    must agree about the states left in ``network``.
     """
 
     def join(equations: Equations) -> Equations:

@@ -197,12 +197,12 @@ class Forecast:
     """Bytes that each rank sends and holds, and its time; print it.
 
     Attributes:
-        ranks: their number.
-        sent_bytes: by each rank in a sweep.
-        memory_bytes: at the most, of each rank.
-        busy_seconds: of its device in a sweep.
-        wire_seconds: of what it sends in a sweep.
-        room: bytes of a device.
+        ranks: the number of ranks.
+        sent_bytes: what the rank that sends most sends in a sweep.
+        memory_bytes: what the rank that holds most holds.
+        busy_seconds: the time that its device computes in a sweep.
+        wire_seconds: the time that its messages take on the wire in a sweep.
+        room: the bytes that a device has.
     """
 
     ranks: int

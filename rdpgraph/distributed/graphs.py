@@ -45,7 +45,8 @@ class GraphPart:
     process holds.
 
     Args:
-        graph: of this rank's factors, evidence included: on a shared variable in all of its parts.
+        graph: this rank's factors and evidence. Evidence on a shared variable must be given in
+            every part that has it.
         mesh: of one dim.
         shared: by the rank of another part, the variables shared with it.
 

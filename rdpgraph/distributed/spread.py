@@ -122,8 +122,9 @@ class SpreadSlices(Scheduler):
     for all. A model that fits in one piece is solved whole, by every rank: give less memory for
     more slices.
 
-    All ranks ask the same questions in the same order. Each has the gradients of its slices:
-    add them up over the ranks. One seed gives the same draws on any number of ranks.
+    All ranks must ask the same questions in the same order; otherwise they wait for each other
+    until the process group times out. Each has the gradients of its slices: add them up over the
+    ranks. One seed gives the same draws on any number of ranks.
 
     Args:
         mesh: of one dim.

@@ -23,8 +23,9 @@ class Status:
 
     Attributes:
         exact: the answer is exact up to rounding.
-        converged: the iteration, if there was one, reached its tolerance.
-        biased: log Z is a biased estimate.
+        converged: the iteration reached its tolerance; True where nothing iterates.
+        biased: log Z is a biased estimate of log Z, as is the log of every random estimate of Z,
+            also where that of Z is unbiased.
         iterations: sweeps, or None where nothing iterates.
         residual: the last change of a message, or None.
         effective_sample_size: over replicates, or None.
@@ -33,7 +34,8 @@ class Status:
         trace: the residual of every sweep.
         method: what answered, such as "loopy", or "randomized, by loopy" where an estimator made
             the model that messages solved; empty where exact inference answered alone.
-        remedy: how to get a better answer; empty where there is nothing to improve.
+        remedy: what was done for this answer beyond what was asked, such as damping, and how to get
+            a better one; empty where neither is worth a word.
         route: the route that answered, by its name in `Plan.bids`; empty where an estimator or a
             decoder did.
         tried: routes that were tried before and did not keep their word, each with the reason.

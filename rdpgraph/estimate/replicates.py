@@ -512,10 +512,11 @@ class _Check:
         return None
 
     def _predicted(self, states: float, rows: int) -> float:
-        """About the operations with so many states of a site: no model is made for too many.
+        """The predicted operations of ``rows`` replicates that keep ``states`` states of each site.
 
-        Tables over d variables grow by the d-th power of the number of states, and structures by
-        the square at least, unless they are of low rank.
+        By this a model that would be too large is not made. Tables over d variables grow by the
+        d-th power of the number of states, and structures by the square at least, unless they are
+        of low rank.
         """
         one, now = rows * self.plan.flops / len(self.logs), self.kept[0]
         return one * (states / now) ** self._dims
@@ -575,9 +576,12 @@ def _in_order(support: Support, count: int) -> tuple[Tensor, Tensor, Tensor]:
 
 
 def _joined(support: Support, count: int, rows: int) -> Support:
-    """(rows, *lead, kept) states of the first ``count`` of (replicates, *lead, kept) together.
+    """The states that the first ``count`` of (replicates, *lead, kept) replicates keep, in one.
 
-    The first row has the mean of their weights over the replicates, the second weights of one.
+    Returns:
+        A support of ``rows`` replicates, 1 or 2, of the distinct states at each site, padded to
+        equally many with weights of zero. The first has the mean of their weights over the
+        ``count`` replicates, the second a weight of one for each.
     """
     states, log_weights, _ = _in_order(support, count)
     new = torch.ones_like(states, dtype=torch.bool)

@@ -68,7 +68,7 @@ def chosen(values: Tensor, states: Tensor) -> Tensor:
 
 
 def peaks_of(unary: Tensor, pairwise: Tensor) -> Tensor | None:
-    """(..., 1) maxima to subtract from scores (..., V) before exponentiation; () 0 if they are low.
+    """(..., 1) maxima to subtract from scores (..., V) before exponentiation, or a scalar 0.
 
     None where products of scaled probabilities may underflow, a position has no state, or there
     are no scores.

@@ -187,7 +187,10 @@ class Reparameterised(GradientEstimator):
 
 @dataclass(frozen=True)
 class ScoreFunction(GradientEstimator):
-    """The gradient of log q times the log-likelihood, a black box: equations 11 and 12.
+    """The score-function gradient, of a likelihood whose values alone are used.
+
+    It is the mean of grad log q times the log-likelihood: equations 11 and 12 of Galliani et al.
+    (2017).
 
     The control variate is grad log q, whose expectation is zero, times a coefficient Cov / Var for
     each number of the Gaussians. It is estimated from the first part of the samples, and the others

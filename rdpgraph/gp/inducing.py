@@ -142,11 +142,11 @@ class PaddedGroup:
     """Sequences of similar lengths, padded to one.
 
     Attributes:
-        places: of the sequences among all.
-        labels: of the sequences.
-        cross: products of their positions (B, T) with the inducing points; of each label, if these
-            differ.
-        within: products of the positions of each sequence with each other.
+        places: the numbers of its B sequences among all.
+        labels: (B, T) their labels.
+        cross: products of their (B, T) positions with the inducing points; for each label, if
+            labels have points of their own.
+        within: products of the (T, T) pairs of positions of each sequence.
     """
 
     places: list[int]

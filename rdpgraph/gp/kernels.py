@@ -159,7 +159,7 @@ class Kernel(nn.Module, ABC):
     Features are multiplied once, and each change of a hyperparameter costs one pass over the
     products. Hyperparameters are positive, kept as logarithms, and learned unless their
     ``requires_grad`` is off. Kernels are added and multiplied with ``+`` and ``*``. Subclasses
-    implement `forward`.
+    implement `forward`, the covariances from the products of two sets of features.
     """
 
     @abstractmethod

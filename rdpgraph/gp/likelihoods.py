@@ -50,9 +50,10 @@ class Pieces:
     """Short, possibly overlapping parts of sequences.
 
     Attributes:
-        labels: of the P pieces.
-        sequences: (P,) the sequence of each piece.
-        positions: (P, W) there; anything in range beyond the length of a piece.
+        labels: the labels of the P pieces, padded to W positions, and their lengths.
+        sequences: (P,) the number of the sequence that a piece is from.
+        positions: (P, W) the positions in that sequence; beyond the length of a piece any position
+            of the sequence.
     """
 
     labels: Labelling

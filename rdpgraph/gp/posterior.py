@@ -184,7 +184,7 @@ class EntropyBound(ABC):
 
 
 class JensenBound(EntropyBound):
-    """Equation 35 of the paper: - sum_k w_k log sum_l w_l N(m_k; m_l, S_k + S_l).
+    """Equation 35 of Galliani et al. (2017): - sum_k w_k log sum_l w_l N(m_k; m_l, S_k + S_l).
 
     Low by D (1 - log 2) / 2 nats for D dimensions even where components are far apart or the same,
     so two components may bound the evidence less tightly than one, whose entropy is exact.

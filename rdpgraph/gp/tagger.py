@@ -184,10 +184,16 @@ class StructuredGP(Arguments):
         edges: Iterable[Tensor] | None = None,
         generator: torch.Generator | None = None,
     ) -> list[Tensor]:
-        """Probabilities (positions, labels) for each sequence, averaged over the functions.
+        """Probabilities (positions, labels) for each sequence, under the posterior.
 
-        An average of ``predictive_samples`` draws of the functions, with antithetic pairs; the
-        same draws each time if there is no generator.
+        An average over ``predictive_samples`` draws of the latent functions, in antithetic pairs;
+        the same draws each time if there is no generator.
+
+        Args:
+            sequences: for each, a matrix (positions, features), as for `fit`.
+            edges: for each, the pairs of positions (E, 2) that influence each other, as for `fit`;
+                default: neighbours.
+            generator: of the draws.
 
         Raises:
             ModelError: not fitted, an empty sequence, or features unlike those of training.

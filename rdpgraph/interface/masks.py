@@ -75,11 +75,12 @@ class Masked(ABC):
 
 
 class Masks(ABC):
-    """The questions that a model can be masked by.
+    """Yes-or-no questions about a configuration, and the model in which some have given answers.
 
-    A mask holds the answers to some questions; time and memory are in proportion to the places
-    that agree with it. Places are the states of sites, numbered row by row within an item:
-    site * states + state.
+    A chain has the question "is this site in this state?" for each site and state; a tree may have
+    "is this span a constituent?". A mask holds the answers to some questions: yes, no or open. Time
+    and memory are in proportion to the places that agree with it. Places are the states of sites,
+    numbered row by row within an item: site * states + state.
     """
 
     model: Any
@@ -132,10 +133,10 @@ class Masks(ABC):
 
     @abstractmethod
     def guess(self, likely: Tensor) -> Tensor:
-        """(*batch, *questions) bool: answers of yes to start from, possible together.
+        """(*batch, *questions) bool: questions that one possible configuration answers with yes.
 
         Args:
-            likely: of that shape: the candidates for a yes.
+            likely: (*batch, *questions) bool: those among which to look for them.
         """
 
 

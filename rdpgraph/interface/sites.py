@@ -41,22 +41,25 @@ class Sites:
             evidence included; -inf: impossible, and never kept. Proposals see it without gradient.
         restrict: the model on (states, log_weights) of (*replicates, *batch, *sites, kept), the
             log-weights added to its unary potentials; repeats are separate entries.
-        links: gives the factors that join a site to others, for sites of one dim; proposals read
-            them. They may join sites that a batch item lacks.
-        graph: gives a graph with these factors, where there are no ``links``. If it is None as
-            well, `means` is used instead.
-        means: instead of factors, of (landmarks, generator): the log of each state's mean
-            factor value over as many random states of the other sites, broadcastable to ``unary``.
-        masses: of (states, log_weights) as for ``restrict``: the log-mass of every state of a
-            site, (*replicates, *batch, *sites, states), given those kept at the other sites, up to
-            a constant for each site. A `Pilot` proposes states by it; None, returned or given: the
-            pilot probes.
-        marginals: of (states, log_weights) likewise: the probability of every state of a site given
-            those kept at the other sites, (*replicates, *batch, *sites, states), differentiable;
-            zeros at a site that a batch item lacks. For sites each of which is in one state. None:
-            all states are probed for them, as for a pilot.
-        every: whether the model costs the same on few states as on all: supports are then over
-            all states, those not kept at -inf, and the model is an ordinary one of its kind.
+        links: ``links()`` returns the factors that join a site to others, for sites of one dim, to
+            proposals that read them. They may join sites that a batch item lacks.
+        graph: ``graph()`` returns a graph with these factors, where there are no ``links``. If it
+            is None as well, ``means`` is used instead.
+        means: ``means(landmarks, generator)`` returns, instead of factors, the log of each state's
+            mean factor value over ``landmarks`` random states of the other sites, broadcastable to
+            ``unary``.
+        masses: ``masses(states, log_weights)``, of arguments as for ``restrict``, returns the
+            log-mass of every state of a site, (*replicates, *batch, *sites, states), given the
+            states kept at the other sites, up to a constant for each site. A `Pilot` proposes
+            states by it. If it is None, or returns None, the pilot solves the model once for each
+            block of states that were not kept.
+        marginals: ``marginals(states, log_weights)`` returns the probability of every state of a
+            site given the states kept at the other sites, (*replicates, *batch, *sites, states),
+            differentiable; zeros at a site that a batch item lacks. For models whose sites are each
+            in one state. None: as for ``masses``.
+        every: True if the model takes as long on few states as on all, as one of low rank. It is
+            then restricted by log-weights of -inf at the states that are not kept, and stays a
+            model of its class.
         numbers: (sites,) the graph's numbers of the variables; None: all of them, in order.
         generator: the source of randomness.
     """
@@ -235,7 +238,7 @@ def free_numbers(graph: FactorGraph) -> dict[int, Tensor]:
 def graph_sites(graph: FactorGraph, generator: torch.Generator | None = None) -> tuple[Sites, ...]:
     """Sites of a graph: a group for each number of states, in the order of `free_entries`.
 
-    Each entry of the graph is observed as a whole or not at all, as `opened` makes it.
+    Each variable of the graph is observed in all batch items or in none, as `opened` makes it.
     """
     places = free_entries(graph)
     return tuple(

@@ -208,11 +208,12 @@ def _long_clause(arity: int, negative: int, dtype: torch.dtype) -> Automaton:
 
 
 def format_dimacs(graph: FactorGraph) -> str:
-    """The text of a graph of binary variables whose factors are weights of one, or clauses.
+    """The text of a graph of binary variables: factors are clauses, or weights of one variable.
 
     Every impossible configuration of a factor is a clause. Weights are written only where there are
-    any, and all factors that are no constraints must be over one variable. Hidden variables of a
-    projection come last, and ``c p show`` leaves them out.
+    any, and all factors that are no constraints must be over one variable. Variables that are
+    projected out, of which a model counts whether some values fit and not how many, come last, and
+    ``c p show`` leaves them out.
 
     Raises:
         UnsupportedError: evidence, batches, variables of other sizes, or values that are no clause.

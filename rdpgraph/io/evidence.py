@@ -113,7 +113,8 @@ def read_query(path: PathLike, *, limit: int = LIMIT, wait: float = WAIT) -> Seq
     """The query variables of a marginal MAP file (``n v1 ... vn``), by name.
 
     Returns:
-        Names as `parse_uai` gives them, equal to a tuple. Memory is at most six times the text.
+        A sequence of names as `parse_uai` gives them. Memory is at most six times the text.
+        ``limit`` and ``wait`` are those of `read_evidence`.
 
     Raises:
         FileFormatError: with the line and the token that do not fit.

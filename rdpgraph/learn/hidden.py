@@ -444,8 +444,8 @@ def held_out(
 ) -> dict[int, float]:  # fmt: skip
     """The mean log-likelihood of a step (nats) of sequences left out of fits, by number of states.
 
-    ``max(scores, key=lambda count: scores[count])`` is the choice of a number. That of a number
-    for which a fit has no maximum, because a state collapses, is -inf.
+    ``max(scores, key=lambda count: scores[count])`` is the choice of a number. A number has the
+    score -inf if the likelihood of one of its fits has no maximum, because a state collapses.
 
     Args:
         model: whose other arguments are taken; it is not changed.

@@ -112,10 +112,11 @@ def expectations(
 def mean_scores(
     log_partition: Callable[..., Tensor], tensors: Sequence[Tensor], scores: Sequence[Tensor]
 ) -> tuple[Tensor, Tensor]:
-    """Log Z of some tensors, (B,), and the means of finite scores in their place, item by item.
+    """(B,) log Z, and (B,) the expectation of finite scores.
 
-    The derivative of log Z along the scores; 0 for impossible items. Differentiable in tensors and
-    scores as log Z is.
+    ``scores`` have the shapes of ``tensors``, the log-potentials: the score of a configuration is
+    the sum of the entries that it uses. Its expectation is the derivative of log Z along the
+    scores; 0 for impossible items. Both are differentiable in tensors and scores as log Z is.
     """
     tracked = torch.is_grad_enabled() and any(part.requires_grad for part in (*tensors, *scores))
     with torch.enable_grad():
@@ -140,9 +141,10 @@ def with_gradient(
     value: Tensor, entries: Tensor, gradient: Callable[[Tensor], Tensor],
     unrolled: Callable[[Tensor], Tensor],
 ) -> Tensor:  # fmt: skip
-    """A known value of entries, its gradient by a function of that of the value.
+    """Return ``value``, a known function of ``entries``, with a gradient.
 
-    Higher derivatives are those of ``unrolled``, the value as torch operations.
+    ``gradient`` maps the gradient of the value to that of the entries. Higher derivatives are those
+    of ``unrolled``, which computes the value from the entries by torch operations.
     """
     made: Tensor = _WithGradient.apply(value, entries, gradient, unrolled)  # pyright: ignore
     return made
@@ -166,7 +168,7 @@ class _WithGradient(torch.autograd.Function):
 def differentiable_once(backward: Callable[..., Any]) -> Callable[..., Any]:
     """Make a backward pass refuse a second derivative instead of returning zero.
 
-    It is known by the inputs that were saved for the backward pass.
+    The error is raised by a gradient that reaches a result of the pass or an input saved for it.
     """
 
     def wrapped(ctx: Any, *gradients: Tensor) -> Any:
@@ -227,9 +229,9 @@ class _Once(torch.autograd.Function):
 
 
 def is_transformed(*gradients: Tensor | None) -> bool:
-    """Return whether derivatives are taken forward or by transforms, past hand-written ones.
+    """Return whether forward mode or `torch.func` is active, which pass by hand-written backwards.
 
-    Or whether ``gradients`` that reach a backward pass are batches of them.
+    Or whether any of ``gradients``, which reach a backward pass, is a batch made by `vmap`.
     """
     return (
         torch.autograd.forward_ad._current_level >= 0  # pyright: ignore

@@ -26,17 +26,20 @@ def effective_size(weights: Tensor) -> Tensor:
 
 
 def is_worth_enough(logs: Tensor) -> Tensor:
-    """(*batch,) whether no few estimates decide their mean: they are worth six, and half."""
+    """(*batch,) whether no few estimates decide their mean.
+
+    Their effective number, (sum w)^2 / sum w^2, is at least six and at least half of their number.
+    """
     return effective_size(shares(logs)) >= max(len(logs) / 2, _WORTH)
 
 
 def mean_error(logs: Tensor) -> Tensor:
-    """(*batch,) standard error of the log of a mean, nats; +inf of fewer than four above -inf.
+    """(*batch,) standard error of the log of a mean, nats; +inf if fewer than four are above -inf.
 
-    By the delta method, if the estimates are worth enough. Else the largest of them decide their
-    mean, and the delta method gives one nat at most, however much they differ: then it is no less
-    than the standard deviation of their logs, nor than half of the variance, by which the mean log
-    of a lognormal estimate is too low.
+    By the delta method, if no few estimates decide their mean (`is_worth_enough`). Otherwise the
+    delta method would give one nat at most, however much they differ. The error is then no less
+    than the standard deviation of their logs, nor than half of the variance of these, by which the
+    mean log of a lognormal estimate is too low.
     """
     logs = logs.detach()
     if len(logs) < LEAST:

@@ -355,12 +355,15 @@ class UnrolledCRF(nn.Module):
     def forward(self, emissions: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
         """The best tags, -1 beyond the mask, and log Z (batch,), as said in `CRF.exportable`.
 
+        Emissions are (batch, steps, tags) and masks (batch, steps).
+
         Of an item whose kept steps are t1 < t2 < ... the scores of its k-th one are, for each tag,
 
             best[k] = max over the tag before of (best[k - 1] + transitions) + emissions[tk],
 
-        with best[1] = start + emissions[t1]; sums in place of maxima give log Z. Other steps change
-        nothing, and may hold any numbers.
+        with best[1] = start + emissions[t1], and the end scores are added to those of the last
+        step; soft maxima in place of maxima give log Z. Other steps change nothing, and may hold
+        any numbers.
         """
         emissions, mask = present("emissions", emissions), present("mask", mask)
         if self.batch_first:

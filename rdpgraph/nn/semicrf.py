@@ -46,7 +46,7 @@ class SemiCRF(Transitions):
 
     Args:
         num_tags: number of tags.
-        durations: the most steps of a segment.
+        durations: the most steps of a segment, the first size of the parameter of this name.
         constraints: on the tags of segments, as for `CRF`.
 
     Attributes:

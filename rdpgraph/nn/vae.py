@@ -135,7 +135,7 @@ class Objective(NamedTuple):
 
     @property
     def kl(self) -> Tensor:
-        """The divergence of q from the decoder's prediction of the states.
+        """(batch,) the divergence of q from the decoder's prediction of the states, in nats.
 
         Estimated by one draw, so it may be negative. `words` less beta times this is the objective
         with a weight, as used to keep the states from being ignored early in training.

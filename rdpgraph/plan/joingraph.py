@@ -161,11 +161,12 @@ def _absorbed(graph: ClusterGraph) -> ClusterGraph:
 def choose_join_graph(
     topology: Topology, *, budget: Budget, batch: int = 1, deadline: float = inf
 ) -> ClusterGraph | None:
-    """Join graph with the largest bound within a budget; cached by topology.
+    """Join graph with the largest bound on clusters (i-bound) within a budget; cached by topology.
 
     Args:
         topology: the reduced model.
-        budget: for a run; half of the memory, as a cluster's belief is stored with its table.
+        budget: for a run. Tables of clusters get half of its memory, as each cluster has a belief
+            of the same size.
         batch: items solved together.
         deadline: on `clock.now`; the best so far is taken, None if there is none.
     """

@@ -174,10 +174,10 @@ class Plan:
     """Route by which a model will be solved, and its cost.
 
     Attributes:
-        route: ``"forest"``, ``"contraction"``, ``"structure"``, ``"join graph"``,
-            ``"loopy"``, ``"counting"``, ``"search"`` or ``"mini-buckets"``. Where `Auto` may try
-            several kinds of messages it is that of the first; ``why`` says when others answer, and
-            `Status.method` which did.
+        route: ``"forest"``, ``"contraction"``, ``"structure"``, ``"join graph"``, ``"loopy"``,
+            ``"counting"``, ``"search"``, ``"mini-buckets"``, or the name of a route that was
+            registered. Where `Auto` may try several kinds of messages it is that of the first;
+            ``why`` says when others answer, and `Status.method` which did.
         why: the reason, in a sentence.
         num_variables: variables left after evidence and hard zeros; under an estimator those
             declared that are not observed.
@@ -186,15 +186,16 @@ class Plan:
         dropped_states: states that hard zeros made impossible.
         width: log2 of the largest table multiplied out.
         flops: multiply-adds of one pass.
-        peak_bytes: for log Z alone, beside the model's own tensors: copies of its tables, those
-            that it has no tensor of, and results of steps. 0 with a scheduler that takes as much
-            as it is given.
+        peak_bytes: for log Z alone, beside the tensors that the model has: copies of its tables,
+            tables that are computed from potentials, and results of steps. 0 with a scheduler that
+            takes as much as it is given.
         stored_bytes: the same for all marginals.
         slices: variables that are fixed in turn.
         num_slices: their configurations.
         seconds: predicted, for all marginals.
         planning_seconds: time that making this plan took.
-        fits: it keeps to its budget, in which the model's tables count where they take over 16 MB.
+        fits: whether it keeps to its budget of memory and time. The model's own tables count
+            towards the memory if they take more than 16 MB.
         remedy: if not, by how much, and what to do.
         memory: bytes that answers may take; None: what the machine has.
         tree: the order of contraction.

@@ -36,8 +36,10 @@ from rdpgraph.query.answers import (
 class Posterior(Inferred):
     """The distribution of a factor graph's variables given its evidence, whatever the estimator.
 
-    Answers are computed when first asked for, and cached. All are differentiable in the potentials
-    except states (modes and samples). A posterior can be pickled and deep-copied, with model, plan
+    Answers are computed when first asked for, and cached. By exact inference, by messages and by
+    estimators all are differentiable in the potentials, except states (modes and samples); those of
+    `MiniBuckets`, `Search` and `Counting` have no gradients, and `Loopy(gradient=...)` says which
+    part of theirs messages have. A posterior can be pickled and deep-copied, with model, plan
     and messages; other answers are recomputed, with the same results. Tensors are copied without
     gradients, a scheduler's ``progress`` not at all.
 
@@ -186,7 +188,7 @@ class Posterior(Inferred):
 
         Returns:
             (*batch, *sizes) in the order of the variables asked for; for a block
-            (*batch, *block, sizes).
+            (*batch, *block, *sizes).
 
         Raises:
             ModelError: no factor holds these variables together.
@@ -422,7 +424,7 @@ class Posterior(Inferred):
     def mode_is_optimal(self) -> Tensor:
         """(*batch,) bool: True where the mode is proved to be the best.
 
-        A score that meets its bound to 1e-9 of it, or to 1e-9 nats below one, is a proof.
+        A score is proved by a bound that is above it by 1e-9 * max(1, |bound|) nats at most.
         """
         self._mode_states()
         return self._answers.mode_is_optimal().reshape(self.graph.batch_shape).cpu()

@@ -342,7 +342,7 @@ class StructuredPosterior(Inferred):
         return values.reshape(self.structure.unary.shape)
 
     def mode(self) -> Any:
-        """A most probable configuration: states (*batch, *sizes), or the structure's type.
+        """A most probable configuration: states (*batch, *sites), or the structure's type.
 
         A `SemiMarkov` has a `Segmentation`. With an estimate, the best configuration of states kept
         together in one replicate.

@@ -419,10 +419,10 @@ class _Sketch:
         return bounds, own
 
     def _largest(self, table: str, k: int, found: list[list[Affine]]) -> Affine:
-        """A bound that every rule keeps to, and that some rule needs.
+        """The size of axis ``k`` of a table: the least bound that all of its rules keep to.
 
-        A rule for one cell in numbers, as a[0, n], keeps to any size: a table without that cell is
-        one of no length.
+        A rule that writes to a numbered cell, as a[0, n] += ..., asks for no size: where the size
+        is zero there is no such cell.
         """
         if any(bound.terms for bounds in found for bound in bounds):
             found = [bounds for bounds in found if any(bound.terms for bound in bounds)]
@@ -535,8 +535,9 @@ def _with_labels(
 ) -> tuple[set[tuple[int | str, str | int]], list[CellTable], list[tuple[str, ...]]]:  # fmt: skip
     """The labels, and what `_with_orders` makes of the tables.
 
-    An axis in which tables are read at data is one of labels if all else is ordered without it, as
-    where rules of a grammar name the states of their parts; else its places are, as those of nodes.
+    A table may be read at an index that is data. If the other indices order the cells, that axis is
+    one of labels, as where the rules of a grammar name the states of their parts. Otherwise the
+    data order the cells, and the axis is one of places, as that of the nodes of a hypergraph.
     """
 
     def ordered(labels: set[tuple[int | str, str | int]]) -> Any:

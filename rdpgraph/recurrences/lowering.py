@@ -121,13 +121,17 @@ class Place:
 
 @dataclass(frozen=True)
 class Sketch:
-    """A stage before its records.
+    """A stage of the computation, from which the records that compiled code reads are written.
 
     Attributes:
-        matrix: that a link or a pair multiplies by.
-        before, after: the labels before and after it; those before are summed over.
-        owner: the table beside whose sum it is computed.
-        when: in the first step; before the owner's sum, or after it.
+        kind: what is computed: a sum of terms, a link (a vector times a matrix), a pair (two
+            vectors), ...
+        table: the table that it writes to.
+        rules: the rules that it computes.
+        matrix: the input that a link or a pair multiplies by.
+        before, after: the labels before and after that product; those before are summed over.
+        owner: the table with whose cells it is computed.
+        when: in the first step only; else before the owner's sum of a cell, or after it.
     """
 
     kind: Kind

@@ -59,8 +59,8 @@ class Loopy(Scheduler):
     together; one that has converged changes no more.
 
     Args:
-        sweeps: at most; for a mode in graphs with logical factors a fifth of them, or 200 if that
-            is more, and fewer where its states last for ten sweeps and are possible.
+        sweeps: at most. For a mode in graphs with logical factors a fifth of them, but at least 200
+            or all; fewer where its states are possible and have not changed for ten sweeps.
         damping: the share of the old message that an update keeps; a number is `LogDamping`. None:
             none, and 0.5 from the eleventh sweep on in graphs with cycles and logical factors
             (`Automaton`), whose messages would often swing to and fro forever.
@@ -75,10 +75,12 @@ class Loopy(Scheduler):
             it, whose messages to begin with.
         seconds: for all answers together, or None; looked at after every sweep.
         progress: called with a `Sweep` after every sweep. A sweep is not reported while it runs.
-        memory: bytes for tables, messages and marginals, or None; larger models are refused.
+        memory: bytes for tables, messages and marginals, or None; models that need more, and more
+            than 16 MB, are refused.
 
     Raises:
         ModelError: a number out of range.
+        BudgetError: (`infer`) the model needs more memory.
     """
 
     takes_no_items: ClassVar[bool] = True
@@ -318,7 +320,8 @@ class JoinGraph(Scheduler):
             network: the model, reduced.
             why: the reason for this route.
             deadline: when planning ends, on `clock.now`.
-            begin: since when the seconds count; by default only answers do.
+            begin: the time, on `clock.now`, from which planning counts towards the seconds; by
+                default it does not.
         """
         budget = budget_of(self.memory, self.seconds)
         topology, batch = network.topology, network.batch

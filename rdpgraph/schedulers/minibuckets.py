@@ -48,13 +48,18 @@ class MiniBuckets(Scheduler):
 
     Populations that bounds mislead can all miss the same part of Z, and agree. So chains annealed
     from random starts look for other configurations. The heaviest are kept in all later
-    populations, which leaves the mean at Z, and draws of them lead populations: were these draws of
-    the model, such populations would come to 1 + the relative variance of an estimate, times Z. An
-    answer has converged if the populations of six starts in a row give no other value, no start
-    finds a hundredth of Z that populations rarely meet, the configuration that is a tenth of Z or
-    more is found from two starts, and the error, by all of these, is below half a nat. Errors below
-    0.008 nats are reported only where the bounds are as close; where starts do not confirm an
-    answer, its error is the distance to the farther bound.
+    populations, which leaves the mean at Z. A population may also be led by such a configuration:
+    drawn as if the configuration had survived by chance. Were the configuration a draw of the
+    model, the mean of such populations would be Z times 1 + the relative variance of an estimate.
+    An answer has converged if
+
+    - populations led from six starts in a row agree with it;
+    - no start finds a hundredth of Z that populations rarely meet;
+    - every configuration of a tenth of Z or more was found from two starts;
+    - the error, by all of these, is below half a nat.
+
+    Errors below 0.008 nats are reported only where the bounds are as close; where starts do not
+    confirm an answer, its error is the distance to the farther bound.
 
     Cost: a pass for bounds visits all tables once, and a population its members for each variable.
     Tables grow until a quarter of the time or the memory is used; starts and populations take the

@@ -41,10 +41,11 @@ def reported(
 
 
 class Scheduler(ABC):
-    """A way to solve a factor graph.
+    """A way to solve a factor graph. A subclass implements `plan`.
 
     Attributes:
-        takes_no_items: it gives empty answers for a batch dim of 0, which others refuse.
+        takes_no_items: whether it gives empty answers for a batch without items, a batch dim of 0.
+            If not, such a batch is refused.
     """
 
     takes_no_items: ClassVar[bool] = False

@@ -582,9 +582,10 @@ class RestrictedRecurrence(Recurrence):
 
 @functools.lru_cache(maxsize=256)
 def chain_parts(program: Program) -> tuple[str, str] | None:
-    """The inputs of a chain's transition and of its ends, a size or lengths; None for others.
+    """The inputs that are a chain's transition and its ends, a size or lengths; None for others.
 
-    The rules are, by other names, those of the example of `Chain`, or with ``links[t - 1, m, n]``.
+    Recurrences that are chains get what chains have beyond rules, such as low rank. The rules are,
+    by other names, those of the example of `Chain`, or with ``links[t - 1, m, n]``.
     """
     (goal, *others), inputs = program.goals, [array.name for array in program.inputs]
     states = [table for table in program.tables if table.name != goal.array]

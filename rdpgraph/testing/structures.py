@@ -283,9 +283,11 @@ _MOST = 12
 def check_masks(model: Model) -> None:
     """Check the masks of a model against the model itself.
 
-    Without a mask log Z, marginals and the expected score are the model's. For every question the
-    masses of yes and no add up to Z and agree with the expected answers, also while answers of a
-    draw are held. Draws agree with their masks.
+    A mask fixes the answers to some yes-or-no questions about the configuration (`Masks`). Without
+    a mask log Z, marginals and the expected score are the model's. For every question Z within the
+    mask of yes and Z within that of no add up to Z, and their shares are the expected answers; also
+    where the mask already holds some answers of a drawn configuration. Draws agree with their
+    masks.
 
     Args:
         model: small, of float64, every item possible.

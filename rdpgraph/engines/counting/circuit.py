@@ -311,10 +311,11 @@ def circuit_of(
 
 
 def parsed_nnf(text: bytes, literals: int) -> Circuit:
-    """Circuit of d4's text: lines "o 1 0" for its nodes, "a" for a product, "t" and "f" for none.
+    """Circuit of d4's text, which has a line for each node and each edge.
 
-    An edge is a line with both nodes, the literals that hold along it, and 0; all edges of a node
-    come after those of its children.
+    A node is a letter, its number and 0: "o" for a sum, "a" for a product, and "t" and "f" for the
+    leaves true and false. An edge is a line with both nodes, the literals that hold along it, and
+    0; all edges of a node come after those of its children.
     """
     for letter, code in ((b"o", -4), (b"a", _PRODUCT), (b"t", _TRUE), (b"f", _DEAD)):
         text = text.replace(letter, str(code).encode())

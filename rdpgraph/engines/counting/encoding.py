@@ -25,10 +25,12 @@ _NEAR = 1e3
 
 @dataclass(frozen=True, eq=False)
 class Encoding:
-    """Clauses whose models are the possible configurations, and a weight for each literal.
+    """A formula whose satisfying assignments are the possible configurations, with weights.
 
-    Literals are numbered from 1; -x negates x. Each model extends to one assignment of the
-    literals, so that weighted counts are Z and modes are modes.
+    Variables of the formula are numbered from 1, and -x is the literal that x is false. Each
+    possible configuration is one satisfying assignment, whose weight, the product of those of its
+    literals, is the configuration's. So the weighted count is Z, and the heaviest assignment a
+    mode.
     """
 
     # per active variable the literals of its remaining states

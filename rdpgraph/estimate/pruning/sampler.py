@@ -162,8 +162,9 @@ class Sampler:
     ) -> SamplerSweep:
         """Run one sweep: a selection, its mask, the expectations within it, and a draw from it.
 
-        Wide sweeps hold a part of the selection, so that chains move from one mode to another.
-        During warm-up it shrinks as long as the work allows; then it stays.
+        A part of the sweeps, the wide ones, fix only a share of the selected questions to their
+        answers, so that chains move from one mode to another. During warm-up this share shrinks as
+        long as the work allows; after it the share does not change.
         """
         likely = self._flat(self.likely.expand_as(state.selected))
         selection = self.selected.after(self._flat(state.selected), likely, generator)

@@ -243,10 +243,12 @@ class _Splits:
     """The bispans that are allowed, by size, and the pairs of them that make others.
 
     Attributes:
-        bispans: (V, 4) i, k, j, l of each, after two cells without: of empty sentences, and of
+        bispans: (V, 4) i, k, j, l of each: words i to k of the first sentence with words j to l of
+            the second. The first two rows are no bispans: they stand for empty sentences, and for
             bispans that are not allowed.
-        rows: (V + 1,) of straight splits and of inverted ones, where those of each bispan begin.
-        parts: (splits, 2) the numbers of their parts.
+        rows: two of (V + 1,), for straight splits and for inverted ones: where the splits of each
+            bispan begin in ``parts``.
+        parts: two of (splits, 2): the numbers of the two bispans of each split.
         number: (p + 1, p + 1, q + 1, q + 1) the number of each bispan.
     """
 

@@ -556,9 +556,13 @@ class Matching(Structure):
         return values.reshape(*lead, len(self.pairs.ends))
 
     def _parts(self) -> tuple[Tensor, Tensor, Tensor]:
-        """(items * P, 2) log-potentials in float64; (items,) a sum, and whether all may be matched.
+        """Log-potentials, and what lies outside of the components in which matchings are summed.
 
-        The sum is that of pairs that are impossible, which are in no component.
+        Returns:
+            (items * P, 2) log-potentials of the P pairs, unmatched and matched, in float64;
+            (items,) the summed log-potentials of being unmatched of the pairs that cannot be
+            matched, which are in no component; (items,) whether every node that must be matched has
+            a pair.
         """
         count = math.prod(self.batch_shape)
         unary = self.unary.double().cpu().reshape(count, len(self.pairs.ends), 2)

@@ -249,7 +249,7 @@ class SemiMarkov(Recurrence):
     def sample(  # pyright: ignore[reportIncompatibleMethodOverride]
         self, count: int, generator: torch.Generator | None = None
     ) -> Segmentation:
-        """Independent draws, (count, *batch, T); not differentiable.
+        """Independent draws, a `Segmentation` of (count, *batch) items; not differentiable.
 
         One forward recursion, then O(count (D + N)) for each segment.
 
