@@ -28,8 +28,8 @@ def anneal(
 
     A sweep visits every node once, from the roots; a rotation that multiplies the cost of its two
     steps by 2^d is accepted with probability min(1, e^(-d / temperature)). The cost of a step is
-    its table size plus `write_weight` times the size of its result; one to three microseconds per
-    visit.
+    its table size plus `write_weight` times the size of its result, a positive number; one to three
+    microseconds per visit.
 
     Source: Kalachev, Panteleev and Yung (2021), Multi-tensor contraction for XEB verification of
     quantum circuits, arXiv:2108.05665.
@@ -78,7 +78,7 @@ class _Rotations:
         self.roots = [names[root] for root in tree.roots]
         self.rotatable = len(masks) > leaves + 1
         self.bits = _bits(self.topology.sizes)
-        self.write = log2(write_weight) if write_weight > 0 else -inf
+        self.write = log2(write_weight)
         self.work = [-inf] * len(masks)
         for p in range(leaves, len(masks)):
             self.work[p] = self._step(masks[self.left[p]] | masks[self.right[p]], masks[p])

@@ -315,9 +315,8 @@ def joined(
         yield u
 
 
-def _phases(count: int, last: Set[int]) -> list[list[int]]:
-    phases = [[v for v in range(count) if v not in last], sorted(last)]
-    return [phase for phase in phases if phase]
+def _phases(count: int, last: Set[int]) -> tuple[list[int], list[int]]:
+    return [v for v in range(count) if v not in last], sorted(last)
 
 
 class Queue:

@@ -3,6 +3,7 @@
 import math
 import pickle
 from copy import deepcopy
+from dataclasses import replace
 from random import Random
 
 import pytest
@@ -13,6 +14,7 @@ from rdpgraph import schedulers
 from rdpgraph._core import effort
 from rdpgraph.engines.reduction import network
 from rdpgraph.engines.reduction.network import reduce_graph
+from rdpgraph.errors import BudgetError
 from rdpgraph.plan import clock, joingraph, planner
 from rdpgraph.plan.clock import Allowance
 from rdpgraph.plan.joingraph import choose_join_graph
@@ -74,6 +76,23 @@ def test_planning_ends_within_its_part_of_the_budget(seconds, ticking):
         deadline = begin + effort.PLANNING * seconds
         choose_join_graph(topology, budget=budget, deadline=deadline)
         assert watch.time - begin <= 1.1 * effort.PLANNING * seconds
+
+
+def test_slices_are_chosen_within_their_part_of_the_seconds(ticking):
+    """Each variable that is fixed looks at the clock, and the part is 2 of 100 seconds."""
+    topology = grid(4, 5, states=3)
+    given = {"element_bytes": 4, "optimize": "greedy"}  # in which no search looks at the clock
+    whole = make_plan(topology, budget=Budget(1e9, 100.0), **given)
+    few, many = (Budget(part * whole.stored_bytes, 100.0) for part in (0.3, 0.1))
+
+    def plan(tick, budget):
+        ticking(tick)
+        return make_plan(topology, budget=replace(budget, seconds=100.0 + tick), **given)
+
+    assert len(plan(0.0, few).slices) > 1
+    assert plan(0.3, few).fits
+    assert len(plan(0.0, many).slices) > 4
+    assert not plan(0.8, many).fits
 
 
 def test_an_order_that_came_too_late_is_said_to(ticking):
@@ -251,3 +270,19 @@ def test_an_allowance_is_shared_and_leaves_everyone_something(ticking):
     with allowance.spending():
         watch.time += 9.0
     assert allowance.left() == 1.0
+
+
+@pytest.mark.parametrize("spent", [1.0, 3.0, 9.0, 11.0])
+@pytest.mark.parametrize("done", [0.05, 0.1, 0.2, 0.5, None])
+def test_work_is_given_up_once_late_or_hopeless(spent, done, hands):
+    """Not before a quarter of the seconds, and where twice as many would not be enough."""
+    watch = clock.Watch(10.0)
+    hands.time += spent
+    whole = spent if done is None else spent / done
+    late = spent > 10.0
+    hopeless = spent > effort.EARLY * 10.0 and whole > effort.HOPELESS * 10.0
+    if late or hopeless:
+        with pytest.raises(BudgetError, match=f"would take {whole:.3g} s"):
+            watch.look(None if done is None else lambda: done)
+    else:
+        watch.look(None if done is None else lambda: done)

@@ -1,3 +1,4 @@
+import resource
 import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
@@ -8,8 +9,9 @@ import pytest
 import torch
 
 import rdpgraph as rg
-from rdpgraph.plan.plan import Budget, Recent
-from rdpgraph.plan.planner import make_plan
+from rdpgraph._core import tuning
+from rdpgraph.plan.plan import PASSES, Budget, Recent, cost
+from rdpgraph.plan.planner import make_plan, sliced_tree
 from rdpgraph.plan.tree import Topology
 
 from .problems import forest, grid
@@ -96,6 +98,28 @@ def test_too_little_memory_is_sliced():
     assert plan.seconds <= budget.seconds
 
 
+@pytest.mark.parametrize("seconds", [1e-3, 3e-2, 1.0, 60.0])
+@pytest.mark.parametrize("part", [0.02, 0.2, 0.6, 2.0])
+def test_what_fits_keeps_to_both_limits(part, seconds):
+    """Slices that fit the memory may be too many for the time."""
+    topology = grid(5, 6, states=3)
+    whole = plan_of(topology)
+    budget = Budget(part * whole.stored_bytes, seconds)
+    plan = plan_of(topology, budget)
+    one = cost(sliced_tree(plan.tree, plan.slices))
+    if plan.fits:
+        assert tuning.BOTH_WAYS * 4 * one.stored <= budget.memory_bytes
+        assert plan.num_slices == 3 ** len(plan.slices)
+        assert plan.seconds == pytest.approx(PASSES * one.seconds * plan.num_slices)
+        assert plan.seconds <= seconds
+        if plan.slices:
+            more = (tuning.BOTH_WAYS - tuning.UPWARDS_BYTES) * 4 * one.stored
+            assert plan.stored_bytes - plan.peak_bytes == pytest.approx(more)
+    else:
+        assert not plan.slices
+        assert whole.stored_bytes > budget.memory_bytes or whole.seconds > seconds
+
+
 def test_what_does_not_fit_says_so_and_what_to_do():
     tight = plan_of(grid(8, 8, states=6), Budget(1e4, 0.5))
     assert not tight.fits
@@ -122,6 +146,17 @@ def test_a_plan_prints():
 def test_times_are_in_readable_units(seconds, shown):
     plan = rg.explain(rg.FactorGraph([], [rg.Variable("x", 2)]))
     assert shown in str(replace(plan, seconds=seconds))
+
+
+@pytest.mark.parametrize("left", [1e7, 3e8])
+def test_memory_is_the_least_that_anything_leaves(left, monkeypatch):
+    """A limit on addresses (``ulimit -v``) counts those that are taken already."""
+    used = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
+    monkeypatch.setattr(resource, "getrlimit", lambda _: (used + left, used + left))
+    found = Budget.of_machine().memory_bytes
+    assert found == pytest.approx(tuning.AVAILABLE_SHARE * left, abs=0.1 * left)
+    monkeypatch.setattr(resource, "getrlimit", lambda _: (2 * used + 1e18, 2 * used + 1e18))
+    assert Budget.of_machine().memory_bytes < 1e15  # the machine has less
 
 
 def test_a_budget_of_this_machine():

@@ -6,6 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from rdpgraph._core import effort
 from rdpgraph.errors import BudgetError
 from rdpgraph.plan import clock
 from rdpgraph.plan.orders import elimination_order
@@ -24,7 +25,7 @@ def found(topology, seconds=0.05, **options):
     return tree
 
 
-@pytest.mark.long
+@settings(max_examples=30)
 @given(topologies(max_variables=8, max_tensors=14))
 def test_the_tree_found_gives_the_brute_force_sum(topology):
     tree = found(topology)
@@ -85,11 +86,39 @@ def test_the_search_is_never_more_expensive_than_min_fill():
         assert cost(found(topology)).seconds <= 1.05 * plain.seconds
 
 
+@pytest.mark.parametrize("last", [frozenset(), frozenset(range(0, 30, 5))])
+def test_a_longer_search_finds_cheaper_trees(last):
+    """By annealing, or by other orders where some variables come last."""
+    rng = Random(1)
+    topology = Topology(
+        tuple(tuple(rng.sample(range(30), 2)) for _ in range(90)),
+        tuple(rng.randint(2, 5) for _ in range(30)),
+    )
+    prices = []
+    for seconds in (0.0, 2.0):
+        with clock.counted(clock.Counter()):
+            prices.append(cost(found(topology, seconds, last=last)).seconds)
+    assert prices[1] < 0.9 * prices[0]
+
+
 def test_a_search_without_randomness_left_repeats_itself():
     topology = forest(3)
     assert found(topology).steps == found(topology, seed=1).steps
     small = grid(3, 3)  # predicted to run faster than the greedy orders take: nothing random
     assert found(small, seconds=0.0).steps == found(small, seconds=0.0, seed=1).steps
+
+
+def test_what_runs_quickly_is_planned_without_chance():
+    """So that it is planned alike on every machine."""
+    rng = Random(1)
+    topology = Topology(
+        tuple(tuple(rng.sample(range(36), 2)) for _ in range(90)),
+        tuple(rng.randint(2, 4) for _ in range(36)),
+    )
+    with clock.counted(clock.Counter()):
+        one, other = (found(topology, seconds=10.0, seed=seed) for seed in (0, 1))
+    assert cost(one).seconds < effort.EASY_SECONDS
+    assert one.steps == other.steps
 
 
 def test_a_hopeless_model_is_given_up_quickly():
