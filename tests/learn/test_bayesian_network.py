@@ -289,6 +289,24 @@ def test_the_last_of_many_states_is_counted(size):
     assert found[[0, -1]].tolist() == pytest.approx([1 / 3, 2 / 3], abs=1e-4)
 
 
+def test_states_of_few_variables_do_not_bound_those_of_others():
+    last = ["v199", "v0", None, "v199"]
+    start = rg.FactorGraph.bayesian_network([
+        (x, (), torch.full((x.size,), 1 / x.size).double())
+        for x in (rg.Variable("few", 2), rg.Variable("many", [f"v{n}" for n in range(200)]))
+    ])  # fmt: skip
+    network = BayesianNetwork(start).fit(pandas.DataFrame({"few": [0, 1, 1, 1], "many": last}))
+    found = network.graph_.cpt("many")
+    assert found[[0, -1]].tolist() == pytest.approx([1 / 3, 2 / 3], abs=1e-4)
+
+
+def test_tables_start_at_the_counts_of_complete_rows_with_one_added():
+    data = pandas.DataFrame({"a": ["no", "yes", None], "b": ["no", None, "yes"]})
+    network = BayesianNetwork([("a", "b")], limit=0).fit(data)
+    assert network.graph_.cpt("a").tolist() == pytest.approx([1 / 2, 1 / 2])
+    assert network.graph_.cpt("b").flatten().tolist() == pytest.approx([2 / 3, 1 / 3, 1 / 2, 1 / 2])
+
+
 def test_manners_of_scikit_learn():
     base = pytest.importorskip("sklearn.base")
     selection = pytest.importorskip("sklearn.model_selection")
@@ -335,6 +353,12 @@ def test_bad_input_is_told_in_one_line(options, change, message):
     with pytest.raises(rg.errors.RdpgraphError, match=message) as caught:
         BayesianNetwork(**options).fit(table.assign(**change))
     assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("size", [-1.0, math.inf, math.nan, "ten"])
+def test_an_imagined_sample_has_a_size(size):
+    with pytest.raises(rg.errors.ModelError, match="BDeu needs size"):
+        BDeu(size)
 
 
 def test_what_is_not_fitted_answers_nothing():

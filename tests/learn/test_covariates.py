@@ -228,6 +228,15 @@ def test_sequences_that_end_are_those_of_an_absorbing_state():
     assert total == pytest.approx(1 - float(left.sum()), abs=1e-9)
 
 
+def test_an_end_given_as_numbers_is_read_with_all_digits():
+    end = [math.log(0.1), math.log(0.3)]
+    shown = torch.tensor([[0.9, 0.1], [0.2, 0.8]], dtype=torch.float64).log()
+    given = {"start": torch.zeros(2).double().log_softmax(0), "transition": torch.eye(2).log()}
+    model = learn.HMM(2, learn.Categorical(2, shown), end=end, **given)
+    expected = math.log(0.5 * 0.9 * 0.1 + 0.5 * 0.2 * 0.3)
+    assert model.score(torch.tensor([0])) == pytest.approx(expected, rel=1e-13)
+
+
 def test_ends_are_fitted():
     generator = torch.Generator().manual_seed(0)
     lengths = (torch.rand(300, generator=generator).log() / math.log(0.75)).floor().long() + 1

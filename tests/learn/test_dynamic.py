@@ -230,6 +230,25 @@ def test_drawn_series_are_as_likely_as_the_entropy_says():
     assert (surprise.mean() - entropy).abs() < 5 * surprise.std() / math.sqrt(300)
 
 
+def test_a_variable_without_edges_is_one_that_states_name():
+    """Columns that neither edges nor states name are left out, where any are named."""
+    table = torch.tensor([0.2, 0.8], dtype=torch.float64)
+    model = learn.DynamicBayesianNetwork([], [], states={"a": 2}, tables={"a": table})
+    expected = torch.stack([torch.tensor([1.0, 0.0]).double(), table])
+    found = model.smooth({"a": [0, None]})["a"]
+    torch.testing.assert_close(torch.tensor(found.to_numpy()), expected)
+    with pytest.raises(ModelError, match="'b' is no variable"):
+        model.smooth({"a": [0, None], "b": [0, 1]})
+
+
+def test_a_column_whose_name_is_a_number_is_no_variable():
+    data = pandas.DataFrame({"a": [0, 1, 1, 0], 7: [1, 1, 0, 0]})
+    with pytest.raises(ModelError, match="Column 7 is no variable of the network; drop it"):
+        learn.DynamicBayesianNetwork([], [("a", "a")], limit=1).fit(data)
+    fit = learn.DynamicBayesianNetwork([], [("a", "a")], limit=1).fit(data.drop(columns=7))
+    assert list(fit.tables_) == ["a"]
+
+
 def test_what_does_not_fit_is_told_in_a_line():
     model = network()
     wide = learn.DynamicBayesianNetwork(

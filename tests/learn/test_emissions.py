@@ -265,6 +265,15 @@ def test_a_mixture_weighs_its_components() -> None:
     torch.testing.assert_close(found.emission.covariances, expected.covariances)
 
 
+def test_the_prior_of_a_mixture_is_of_its_weights_and_of_its_components() -> None:
+    """Pseudo-counts times the log-weights, as of Dirichlet's prior."""
+    parts = gaussian("full", covariance_prior=0.1)
+    weights_ = torch.tensor([[0.3, 0.7]], dtype=torch.float64)
+    mixture = learn.Mixture(2, parts, weights_.log(), prior=1.5)
+    expected = 1.5 * weights_.log().sum() + parts.log_prior()
+    torch.testing.assert_close(mixture.log_prior(), expected)
+
+
 def test_draws_of_a_mixture_are_of_a_component_by_its_weight() -> None:
     means = torch.tensor([[0.0], [1.0], [2.0], [3.0]]).double()
     sure = learn.Gaussian("full", means, torch.full((4, 1, 1), 1e-12).double())

@@ -40,6 +40,26 @@ def test_gradients_end_where_em_does(options):
         torch.testing.assert_close(p, q, atol=1e-4, rtol=0)
 
 
+def test_steps_are_told_from_zero_on_and_errors_of_the_model_as_they_are():
+    seen = []
+    em = EM(model, start(), limit=4, tolerance=0, progress=seen.append)
+    fit = fit_by_gradient(em, rows())
+    assert [(step.start, step.number) for step in seen] == [(0, n) for n in range(len(seen))]
+    assert [step.objective for step in seen] == list(fit.history[: len(seen)])
+
+    def refuses(values, rows):
+        raise ValueError("a mistake of the user's")
+
+    with pytest.raises(ValueError, match="a mistake of the user's"):
+        fit_by_gradient(EM(refuses, start()), rows())
+
+
+@pytest.mark.parametrize("over", [2, -3, (0, 5), 1.5])
+def test_probabilities_are_normalised_over_dims_of_their_table(over):
+    with pytest.raises(rg.errors.ModelError, match="over dims of their table only, which has 2"):
+        Probabilities(torch.zeros(2, 3), over=over)
+
+
 def test_fits_in_inference_mode_are_the_same():
     em = EM(model, start(prior=0.5), limit=20)
     fits = em.fit(rows()), fit_by_gradient(em, rows())

@@ -430,6 +430,19 @@ def test_the_number_of_states_is_chosen_by_what_is_left_out() -> None:
         learn.held_out(model, data, states=(1, 2))
 
 
+def test_folds_are_drawn_by_the_generator() -> None:
+    _, data, _ = known(40)
+    model = learn.HMM(1, learn.Gaussian(), limit=2)
+
+    def score(seed: int) -> float:
+        drawn = torch.Generator().manual_seed(seed)
+        return learn.held_out(model, data, [10] * 4, states=(1,), folds=2, generator=drawn)[1]
+
+    scores = [score(seed) for seed in range(6)]
+    assert len(set(scores)) > 1
+    assert score(3) == scores[3]
+
+
 def test_data_comes_in_many_forms() -> None:
     pandas = pytest.importorskip("pandas")
     plain = [[0.1, None], [4.0, 1.0], [NAN, 2.0], [3.9, NAN], [0.0, 0.5]]
@@ -471,6 +484,7 @@ def test_fitted_models_are_copied(copied) -> None:
     assert copied(model).score(data, lengths) == model.score(data, lengths)
 
 
+THIRDS = torch.full((3, 2), 1 / 3).log()
 LOW = rg.LowRank(torch.zeros(3, 1), torch.full((3, 1), 1 / 3).log())  # of three states, not two
 
 
@@ -478,6 +492,11 @@ LOW = rg.LowRank(torch.zeros(3, 1), torch.full((3, 1), 1 / 3).log())  # of three
     ("ask", "kind", "match"),
     [
         (lambda m, x: m.predict(x), ModelError, "not fitted"),
+        (lambda m, x: learn.HSMM(2, m.emission, 3).predict(x), ModelError, "not fitted"),
+        (
+            lambda m, x: learn.HSMM(2, m.emission, THIRDS, start=THIRDS[0]).predict(x),
+            ModelError, "not fitted",
+        ),
         (lambda m, x: m.set_params(states=0).fit(x), ModelError, "states as .* least 1; got 0"),
         (lambda m, x: m.set_params(emission="normal").fit(x), ModelError, "as an Emission"),
         (lambda m, x: m.set_params(start=[0.0]).fit(x), ModelError, r"start .*\(2,\); got \(1,\)"),
