@@ -9,7 +9,6 @@ from random import Random
 import torch
 from torch import Tensor
 
-from rdpgraph.engines.compiled import Compiled
 from rdpgraph.engines.moves import Moves
 from rdpgraph.engines.reduction.network import Network
 from rdpgraph.engines.reduction.tables import Integers, Tables
@@ -136,10 +135,8 @@ def scored_in_graph(graph: FactorGraph, states: Tensor) -> Searched:
     return Searched(states, known, torch.zeros_like(known, dtype=torch.bool))
 
 
-def completed(
-    tables: Tables, count: int, states: Integers, compiled: Compiled | None = None
-) -> Integers:
+def completed(tables: Tables, count: int, states: Integers) -> Integers:
     """Return states in which auxiliary variables have their best ones, if tables are small."""
-    moves, part = Moves(tables, frozenset(), compiled), range(count, len(tables.sizes))
+    moves, part = Moves(tables, frozenset()), range(count, len(tables.sizes))
     order = moves.part(part, rng=Random(0), cells=1e6)
     return states if order is None else moves.solved(order, states)[0]

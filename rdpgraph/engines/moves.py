@@ -10,9 +10,9 @@ from typing import Any
 import numpy as np
 
 from rdpgraph._core import effort, tuning
-from rdpgraph.engines.compiled import Compiled, pointers
 from rdpgraph.engines.elimination import conditioned_order, eliminate
 from rdpgraph.engines.reduction.tables import Integers, Tables
+from rdpgraph.native.library import call, serves_graphs
 from rdpgraph.plan import clock
 from rdpgraph.plan.orders import PrimalGraph, joined, min_fill, min_weight
 
@@ -30,9 +30,9 @@ class MovedPart:
 class Moves:
     """The moves on the tables of one batch item; compiled code makes them where it is available."""
 
-    def __init__(self, tables: Tables, summed: frozenset[int], kernel: Compiled | None) -> None:
-        self.tables, self.summed, self.kernel = tables, summed, kernel
-        if kernel is None:
+    def __init__(self, tables: Tables, summed: frozenset[int]) -> None:
+        self.tables, self.summed, self.compiled = tables, summed, serves_graphs()
+        if not self.compiled:
             return
         # The model as flat arrays, in the order of the arguments of search.h: first the graph of
         # neighbours, which orders are found on.
@@ -69,7 +69,7 @@ class Moves:
 
         Arguments and results are those of `conditioned_order`.
         """
-        if self.kernel is None:
+        if not self.compiled:
             order = conditioned_order(
                 self.tables.graph, members, rng=rng, cells=cells,
                 summed=self.summed.intersection(members), sequence=sequence, degree=degree,
@@ -80,15 +80,16 @@ class Moves:
         part = np.fromiter(members, np.int32, len(members))
         places = np.full(len(self._sizes), -1, np.int32)
         places[list(sequence)] = np.arange(len(sequence))
-        # Room for the steps: a table of so many cells has this many dims at most.
+        # Room for the steps: a table of so many cells has this many dims at most, and no more than
+        # there are members.
         smallest = max(min(self.tables.sizes, default=2), 2)
-        capacity = int(len(part) * (math.log(cells) / math.log(smallest) + 3))
+        capacity = int(len(part) * min(math.log(cells) / math.log(smallest) + 3, len(part)))
         steps, starts = np.empty(capacity, np.int32), np.zeros(len(part) + 1, np.int64)
         fixed, counts, total = np.empty(len(part), np.int32), np.zeros(2, np.int64), np.zeros(1)
         left = min(max(deadline - clock.now(), effort.ORDER_SECONDS), 1e9)
         arrays = self._starts, self._near, self._logs, self._summed, part, places, steps, starts
-        self.kernel.order(
-            *pointers(*arrays, fixed, counts, total), len(self._sizes), len(part), capacity,
+        call(
+            "search_order", *arrays, fixed, counts, total, len(self._sizes), len(part), capacity,
             rng.getrandbits(62), math.log(cells), degree, left,
         )  # fmt: skip
         count, outside = counts.tolist()
@@ -105,17 +106,16 @@ class Moves:
 
         If ``whole`` is False, the log-value leaves out factors without a variable of the part.
         """
-        if self.kernel is None:
+        if not self.compiled:
             return eliminate(self.tables, part.steps, states, summed=self.summed, whole=whole)
         clock.count(
             tuning.MOVE_VARIABLE * (part.count + len(part.fixed)) + tuning.MOVE_ENTRY * part.cells
         )
         states, value = states.copy(), np.zeros(1)
         arrays = self._sizes, self._scope_starts, self._scopes, self._value_starts, self._values
-        self.kernel.solve(
-            *pointers(*arrays, self._holding_starts, self._holding, self._summed, *part.steps,
-                       states, value),
-            len(self._sizes), len(self._value_starts), part.count, int(whole),
+        call(
+            "search_solve", *arrays, self._holding_starts, self._holding, self._summed, *part.steps,
+            states, value, len(self._sizes), len(self._value_starts), part.count, int(whole),
         )  # fmt: skip
         return states, float(value[0])
 

@@ -4,6 +4,8 @@ import ctypes
 import functools
 from typing import Any
 
+import numpy as np
+import numpy.typing as npt
 import torch
 
 from rdpgraph.errors import UnsupportedError
@@ -88,6 +90,19 @@ def function(name: str, dtype: torch.dtype | None = None) -> Any:
     ]
     called.restype = None
     return called
+
+
+def serves_graphs() -> bool:
+    """Return whether the functions of graphs are there. Else engines compute in NumPy."""
+    return available(torch.float64, "graphs")
+
+
+def call(name: str, *arguments: "npt.NDArray[Any] | ctypes.c_void_p | float | None") -> None:
+    """Call a function that is there in float64 alone.
+
+    Arrays are passed by their addresses: they must be contiguous, and None is a null pointer.
+    """
+    function(name)(*[a.ctypes.data if isinstance(a, np.ndarray) else a for a in arguments])
 
 
 def threads(work: float, most: int | None = None, *, least: int = 2**18) -> int:

@@ -82,13 +82,15 @@ def graph_of_scopes(flat: Integers, lengths: Integers, sizes: tuple[int, ...]) -
         for v, neighbours in enumerate(adjacency):
             neighbours.discard(v)
         return PrimalGraph.of(adjacency, sizes)
+    from rdpgraph.native.library import call
+
     variables = np.ascontiguousarray(flat, np.int32)
     # The number of neighbours of each variable, and then these.
     starts = np.zeros(count + 1, np.int64)
-    _call("order_primal", variables, ends, None, starts[1:], None, count, len(lengths))
+    call("order_primal", variables, ends, None, starts[1:], None, count, len(lengths))
     starts = starts.cumsum()
     near = np.empty(int(starts[-1]), np.int32)
-    _call("order_primal", variables, ends, starts, None, near, count, len(lengths))
+    call("order_primal", variables, ends, starts, None, near, count, len(lengths))
     return PrimalGraph(starts, near, sizes)
 
 
@@ -103,18 +105,12 @@ def is_compiled() -> bool:
     return available(torch.float64, "orders")
 
 
-def _call(name: str, *arguments: "npt.NDArray[Any] | ctypes.c_void_p | float | None") -> None:
-    """Call a function of orders.cpp."""
-    from rdpgraph.native.library import function
-
-    given = [a.ctypes.data if isinstance(a, np.ndarray) else a for a in arguments]
-    function(name)(*given)
-
-
 def _call_until(
     deadline: float, name: str, arrays: Sequence[npt.NDArray[Any]], *numbers: float
 ) -> None:
     """Call a function of orders.cpp that looks at the clock, up to a deadline on `clock.now`."""
+    from rdpgraph.native.library import call
+
     raised: list[BaseException] = []
 
     def look(times: int) -> int:
@@ -126,7 +122,7 @@ def _call_until(
             return 1
 
     called = _LOOK(look)
-    _call(name, *arrays, ctypes.cast(called, ctypes.c_void_p), *numbers)
+    call(name, *arrays, ctypes.cast(called, ctypes.c_void_p), *numbers)
     if raised:
         raise raised[0]
 

@@ -3,10 +3,9 @@
 from rdpgraph._core import effort, tuning
 from rdpgraph.engines.reduction.network import Network
 from rdpgraph.engines.trws.bounding import Bounding
-from rdpgraph.schedulers.scheduler import compiled_functions
 
 
 def bounding_of(network: Network, memory: float) -> Bounding:
     """Bounds of a network, with so many bytes at most."""
     memory = max(min(memory, effort.BOUNDS_BYTES), tuning.SMALL_BYTES)
-    return Bounding(network, compiled_functions, memory)
+    return Bounding(network, memory)

@@ -3,9 +3,7 @@
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any, TypeAlias
-
-import torch
+from typing import TypeAlias
 
 from rdpgraph._core import effort
 from rdpgraph._core.arguments import require_fields
@@ -20,14 +18,13 @@ from rdpgraph.model.block import Block
 from rdpgraph.model.graph import FactorGraph
 from rdpgraph.model.potentials.sparse import Projection
 from rdpgraph.model.potentials.table import Table
-from rdpgraph.native.library import available, function
+from rdpgraph.native.library import serves_graphs
 from rdpgraph.plan.clock import Allowance
 from rdpgraph.schedulers.scheduler import (
     Planned,
     Scheduler,
     asked_plan,
     budget_of,
-    compiled_functions,
     constraints,
     reduced,
 )
@@ -79,8 +76,7 @@ class Counting(Scheduler):
 
     def plan(self, graph: FactorGraph) -> Planned:
         """Plan a count, which begins when an answer is asked for."""
-        compiler = _compiler()
-        if compiler is None:
+        if not serves_graphs():
             require_counter()
         network = network_of_clauses(graph, self.seconds)
         budget = budget_of(self.memory, self.seconds)
@@ -91,10 +87,7 @@ class Counting(Scheduler):
         )
         plan = asked_plan("counting", why, network, budget)
         allowance = Allowance(self.seconds, shared=False)
-        memory = budget.memory_bytes
-        return plan, partial(
-            CountedSolution, network, memory, allowance, compiler, compiled=compiled_functions
-        )
+        return plan, partial(CountedSolution, network, budget.memory_bytes, allowance)
 
 
 def has_projections(graph: FactorGraph) -> bool:
@@ -120,15 +113,6 @@ def network_of_clauses(graph: FactorGraph, seconds: float) -> Network:
     return replace(network, graph=graph, origins=tuple(origins))
 
 
-def _compiler() -> Callable[..., None] | None:
-    return _compile if available(torch.float64, "graphs") else None
-
-
-def _compile(*arguments: Any) -> None:
-    """Compile a circuit by the machine's library."""
-    function("circuit_compile")(*arguments)
-
-
 def counting_of(network: Network, memory: float) -> tuple[str, CountOf | None]:
     """Reason why log Z is counted or not, and the counter, if any; empty if width decides."""
     hard, joint = constraints(network)
@@ -138,7 +122,7 @@ def counting_of(network: Network, memory: float) -> tuple[str, CountOf | None]:
     why = f"{hard:,} of {joint:,} factors are pure constraints"
     if network.batch > 1:
         known = f"computed from one circuit for all rows where possible, because {why}"
-        return (known, partial(_counted, network, memory)) if _compiler() else ("", None)
+        return (known, partial(_counted, network, memory)) if serves_graphs() else ("", None)
     if not has_counter():
         return f"estimated; pip install 'rdpgraph[counting]' to count it, because {why}", None
     return f"counted where possible, because {why}", partial(_counted, network, memory)
@@ -149,7 +133,7 @@ def _counted(network: Network, memory: float, seconds: float) -> CountedSolution
     if network.batch > 1:
         with allowance.spending():
             network = network_of_clauses(network.graph, seconds)
-    solution = CountedSolution(network, memory, allowance, _compiler())
+    solution = CountedSolution(network, memory, allowance)
     return replace(solution, programs=("d4",)) if has_both(network) else solution
 
 
@@ -172,8 +156,8 @@ def nnf_of(graph: FactorGraph) -> str:
         UnsupportedError: a graph that DIMACS does not hold, or no compiled library.
         BudgetError: no circuit that fits.
     """
-    compiler, limits = _compiler(), Counting()
-    if compiler is None:
+    limits = Counting()
+    if not serves_graphs():
         raise UnsupportedError(
             "A circuit needs the compiled library, which is not available here: install a C++ "
             "compiler."
@@ -181,4 +165,4 @@ def nnf_of(graph: FactorGraph) -> str:
     memory = budget_of(limits.memory, limits.seconds).memory_bytes
     clauses, count, *_ = clauses_of(graph)
     hidden = count - graph.num_variables
-    return format_nnf(circuit_of(clauses, count, hidden, compiler, limits.seconds, memory))
+    return format_nnf(circuit_of(clauses, count, hidden, limits.seconds, memory))

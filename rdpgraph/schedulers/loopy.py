@@ -7,7 +7,6 @@ from functools import partial
 from typing import ClassVar
 
 import torch
-from torch import Tensor
 
 from rdpgraph._core import effort, tuning
 from rdpgraph._core.arguments import require_fields
@@ -32,7 +31,6 @@ from rdpgraph.engines.reported import Reported
 from rdpgraph.engines.solution import Solution
 from rdpgraph.errors import ModelError
 from rdpgraph.model.graph import FactorGraph
-from rdpgraph.native import library
 from rdpgraph.plan import clock
 from rdpgraph.plan.clock import Allowance
 from rdpgraph.plan.joingraph import ClusterGraph, choose_join_graph
@@ -43,7 +41,6 @@ from rdpgraph.schedulers.scheduler import (
     Planned,
     Scheduler,
     budget_of,
-    compiled_functions,
     reported,
 )
 
@@ -119,7 +116,6 @@ class Loopy(Scheduler):
             self.tolerance,
             self.seconds,
             self.progress,
-            _flood if library.available(torch.float64, "parities") else None,
             settling=self.damping is None,
         )
 
@@ -152,9 +148,8 @@ class Loopy(Scheduler):
         if allowance is None and self.seconds is not None:
             allowance = Allowance(self.seconds)
         return LoopySolution(
-            network, self.counting, self.temperature, self._limits(), self.gradient, allowance,
-            compiled=compiled_functions,
-        )  # fmt: skip
+            network, self.counting, self.temperature, self._limits(), self.gradient, allowance
+        )
 
 
 @dataclass(frozen=True, eq=False)
@@ -177,17 +172,6 @@ class ForMessages:
         """Plan of loopy belief propagation, which ends after some seconds at most."""
         plan = loopy_plan(self.network, Loopy().sweeps, why, memory=self.memory)
         return replace(plan, seconds=min(plan.seconds, seconds))
-
-
-def _flood(
-    tensors: tuple[Tensor, ...], keep: float, most: float, seen: float, *, product: bool
-) -> None:
-    """Sweep messages of parity checks once, in place: `Flood` of the compiled library."""
-    starts, _, prior, _, odds, _ = tensors
-    library.function("parity_flood")(
-        *(part.data_ptr() for part in tensors), len(starts) - 1, len(prior), odds.shape[1],
-        keep, most, seen, int(product), library.threads(odds.numel(), least=2**14),
-    )  # fmt: skip
 
 
 def loopy_plan(network: Network, sweeps: int, why: str, *, memory: float | None = None) -> Plan:
@@ -374,7 +358,6 @@ class JoinGraph(Scheduler):
             self.gradient,
             modes,
             self.progress,
-            compiled_functions,
         )
 
 

@@ -19,7 +19,6 @@ from rdpgraph.plan import clock
 from rdpgraph.plan.plan import Budget, Plan, require_room
 
 if TYPE_CHECKING:
-    from rdpgraph.engines.compiled import Compiled
     from rdpgraph.engines.reduction.network import Network
 
 Planned: TypeAlias = tuple[Plan, Callable[[], Solution]]
@@ -178,17 +177,6 @@ def constraints(network: "Network") -> tuple[int, int]:
             hard += int((alone if group.rows is None else alone[group.rows]).sum())
         joint += count
     return hard, joint
-
-
-def compiled_functions() -> "Compiled | None":
-    """Functions of the compiled library for engines, if there is a library."""
-    from rdpgraph.engines.compiled import Compiled
-    from rdpgraph.native.library import available, function
-
-    if not available(torch.float64, "graphs"):
-        return None
-    names = "search_order", "search_solve", "trws_sweeps", "trws_bound", "cut_minimum"
-    return Compiled(*map(function, names))
 
 
 def seed_of(generator: torch.Generator | None) -> int:

@@ -22,7 +22,6 @@ from rdpgraph.schedulers.scheduler import (
     Scheduler,
     asked_plan,
     budget_of,
-    compiled_functions,
     reduced,
     reported,
     seed_of,
@@ -90,8 +89,7 @@ class Search(Scheduler):
         budget = budget_of(self.memory, self.seconds)
         seed = seed_of(self.generator)
         limits = SearchLimits(
-            self.seconds, budget.memory_bytes, self.patience, seed, progress=self.progress,
-            compiled=compiled_functions,
+            self.seconds, budget.memory_bytes, self.patience, seed, progress=self.progress
         )  # fmt: skip
         plan = asked_plan("search", "modes only, as asked for", network, budget)
         start = partial(_by_messages, ForMessages(network, None), self)

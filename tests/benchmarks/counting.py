@@ -188,9 +188,7 @@ def merged(clauses: list[list[int]]) -> list[list[int]]:
 def equivalences(seconds: float) -> None:
     """Sizes of circuits with equivalent literals, and with these merged."""
     from rdpgraph.engines.counting.circuit import circuit_of
-    from rdpgraph.native.library import function
 
-    compiler = function("circuit_compile")
     ratios: list[float] = []
     for seed in range(42):
         rng = random.Random(seed)
@@ -202,7 +200,7 @@ def equivalences(seconds: float) -> None:
         sizes = []
         for every in (clauses, merged(clauses)):
             rows_of = [tuple(sorted(clause)) for clause in every]
-            sizes.append(circuit_of(rows_of, variables, 0, compiler, seconds, LIMIT).size)
+            sizes.append(circuit_of(rows_of, variables, 0, seconds, LIMIT).size)
         ratios.append(sizes[1] / sizes[0])
         print(f"{variables} variables: {sizes[0]:,} nodes, merged {sizes[1]:,}")
     spread = min(ratios), statistics.median(ratios), max(ratios)

@@ -86,7 +86,6 @@ from rdpgraph.engines.reduction.tables import full_states  # noqa: E402
 from rdpgraph.engines.trws.pairs import pairwise_of  # noqa: E402
 from rdpgraph.engines.trws.sweeps import swept  # noqa: E402
 from rdpgraph.plan import clock  # noqa: E402
-from rdpgraph.schedulers.scheduler import compiled_functions  # noqa: E402
 
 
 def grid(unary: Tensor, across: Tensor, down: Tensor) -> rg.FactorGraph:
@@ -146,7 +145,7 @@ def by_sweeps(graph: rg.FactorGraph, seconds: float) -> float:
     effort.CUT = 0.0
     try:
         model = pairwise_of(network, 0, 0.0)
-        found = swept(model, 0.0, seconds=seconds, compiled=compiled_functions())
+        found = swept(model, 0.0, seconds=seconds)
     finally:
         effort.CUT = usual
     states = full_states(network, torch.from_numpy(found.states).reshape(1, 1, -1))

@@ -152,7 +152,7 @@ def test_a_search_counts_what_it_makes_ready(ticking):
     times = ticking(0.0)
     graph = pairs(40, 80)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("rdpgraph.schedulers.search.compiled_functions", lambda: None)
+        patch.setattr("rdpgraph.native.library.available", lambda *_: False)
         posterior = rg.infer(graph, scheduler=rg.Search(seconds=20.0))
     assert posterior.plan.route == "search"
 
@@ -163,5 +163,6 @@ def test_a_search_counts_what_it_makes_ready(ticking):
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(effort, "MOVE_CELLS", 4)
         patch.setattr("rdpgraph.engines.moves.conditioned_order", slow)
+        patch.setattr("rdpgraph.native.library.available", lambda *_: False)
         posterior.mode()
     assert times[0] <= 25.0

@@ -7,6 +7,7 @@ import os
 import random
 import subprocess
 import sys
+from collections.abc import Callable
 from typing import NoReturn
 
 import pytest
@@ -19,7 +20,6 @@ from rdpgraph.engines.counting.encoding import encoded
 from rdpgraph.engines.counting.solution import CountedFirst, CountedSolution
 from rdpgraph.errors import UnsupportedError
 from rdpgraph.io.dimacs import parse_dimacs
-from rdpgraph.native.library import function
 from rdpgraph.plan.clock import Allowance
 from rdpgraph.schedulers.scheduler import reduced
 from tests.cases import first_short
@@ -297,7 +297,7 @@ def test_a_circuit_answers_first_where_it_is_compiled() -> None:
     graph = random_graph(3)
     exact = rg.infer(graph, scheduler=rg.Contraction())
     network = reduced(graph, 1.0)
-    count = CountedSolution(network, 1e9, Allowance(5.0), function("circuit_compile"))
+    count = CountedSolution(network, 1e9, Allowance(5.0))
 
     def never(_: float) -> NoReturn:
         raise AssertionError
@@ -324,13 +324,19 @@ def test_components_of_other_variables_and_clauses_are_told_apart() -> None:
     torch.testing.assert_close(posterior.log_partition, exact)
 
 
-def by_d4(graph: rg.FactorGraph, seconds: float = 60.0) -> CountedSolution:
-    """The solution without a compiler of the library."""
-    return CountedSolution(reduced(graph, 1.0), 1e9, Allowance(seconds), None, ("d4",))
+@pytest.fixture
+def by_d4(monkeypatch) -> Callable[..., CountedSolution]:
+    """Solutions where there is no compiled library, and so no compiler of circuits."""
+    monkeypatch.setattr("rdpgraph.native.library.available", lambda *_: False)
+
+    def solution(graph: rg.FactorGraph, seconds: float = 60.0) -> CountedSolution:
+        return CountedSolution(reduced(graph, 1.0), 1e9, Allowance(seconds), ("d4",))
+
+    return solution
 
 
 @pytest.mark.parametrize("seed", [s for s in range(6) if enumerated(random_graph(s)) > -math.inf])
-def test_circuits_that_leave_out_variables_answer_as_contraction_does(seed: int) -> None:
+def test_circuits_that_leave_out_variables_answer_as_contraction_does(seed, by_d4) -> None:
     pytest.importorskip("py_d4")
     graph = random_graph(seed)
     counted, exact = by_d4(graph), rg.infer(graph, rg.Contraction()).solution
@@ -356,7 +362,7 @@ def test_d4_counts_models_without_weights() -> None:
         assert count == pytest.approx(float(exact), abs=1e-9)
 
 
-def test_a_count_goes_on_after_other_answers() -> None:
+def test_a_count_goes_on_after_other_answers(by_d4) -> None:
     graph = hard_clauses(12)
     exact = rg.infer(graph, scheduler=rg.Contraction()).solution
     taken: list[float] = []

@@ -1,6 +1,5 @@
 """Circuits of clauses: compiled, evaluated for any weights, and written as d-DNNF."""
 
-import ctypes
 import itertools
 import math
 from collections.abc import Callable, Iterable, Iterator
@@ -18,6 +17,7 @@ from rdpgraph.engines.counting.counter import circuit_text, has_counter
 from rdpgraph.engines.counting.encoding import Clause, Encoding
 from rdpgraph.errors import BudgetError
 from rdpgraph.logspace.gradients import differentiable_once
+from rdpgraph.native.library import call, serves_graphs
 from rdpgraph.plan import clock
 from rdpgraph.plan.orders import min_weight, primal_graph
 from rdpgraph.plan.plan import Recent
@@ -190,7 +190,6 @@ _PRODUCT, _TRUE, _DEAD = -3, -2, -1
 
 def compiled(
     encoding: Encoding,
-    compiler: Callable[..., None] | None,
     *,
     seconds: float,
     memory: float,
@@ -206,9 +205,9 @@ def compiled(
         return known
     end, others = clock.now() + seconds, not alone and compiles(encoding)
     # The library's own compiler comes first, as it starts no process.
-    if compiler is not None:
+    if serves_graphs():
         part = effort.CIRCUIT_BEFORE_D4 * seconds if others else seconds
-        circuit = _compiled(encoding, compiler, part, memory)
+        circuit = _compiled(encoding, part, memory)
         if circuit is not None:
             return _circuits.put(key, circuit)
     # Text of d4 is read only where the circuit that it describes fits.
@@ -230,9 +229,7 @@ def compiles(encoding: Encoding) -> bool:
     return has_counter("d4") and not encoding.hidden
 
 
-def _compiled(
-    encoding: Encoding, compiler: Callable[..., None], seconds: float, memory: float
-) -> Circuit | None:
+def _compiled(encoding: Encoding, seconds: float, memory: float) -> Circuit | None:
     count, clauses, hidden = encoding.count, encoding.clauses, encoding.hidden
     end = clock.now() + seconds
     scopes = tuple(tuple({abs(x) - 1 for x in clause}) for clause in clauses)
@@ -249,8 +246,8 @@ def _compiled(
     starts = np.cumsum([0, *map(len, clauses)], dtype=np.int64)
     capacity = int(min(memory / 16, 2**31 - 1))
     out, answer = np.empty(capacity, np.int32), np.zeros(2, np.int64)
-    places = (ctypes.c_void_p(each.ctypes.data) for each in (literals, starts, order, out, answer))
-    compiler(*places, count, len(clauses), capacity, max(end - clock.now(), 0.0))
+    arrays, left = (literals, starts, order, out, answer), max(end - clock.now(), 0.0)
+    call("circuit_compile", *arrays, count, len(clauses), capacity, left)
     return None if answer[0] == -2 else _listed(count, out[: answer[1]], int(answer[0]))
 
 
@@ -298,16 +295,15 @@ def _levelled(
 
 
 def circuit_of(
-    clauses: list[Clause], count: int, hidden: int, compiler: Callable[..., None], seconds: float,
-    memory: float,
-) -> Circuit:  # fmt: skip
+    clauses: list[Clause], count: int, hidden: int, seconds: float, memory: float
+) -> Circuit:
     """The circuit of clauses over ``count`` variables, numbered from 1; as `compiled`.
 
     The last ``hidden`` ones are in no node.
     """
     weights, literals = torch.zeros(1, 2 * count), tuple((-x, x) for x in range(1, count + 1))
     encoding = Encoding(literals, tuple(sorted(set(clauses))), weights, torch.zeros(1), hidden)
-    return compiled(encoding, compiler, seconds=seconds, memory=memory)
+    return compiled(encoding, seconds=seconds, memory=memory)
 
 
 def parsed_nnf(text: bytes, literals: int) -> Circuit:

@@ -11,7 +11,6 @@ from torch import Tensor
 
 from rdpgraph._core import effort, tuning
 from rdpgraph._core.cache import cached_property
-from rdpgraph.engines.compiled import Compiled, uncompiled
 from rdpgraph.engines.counting.circuit import Circuit, CircuitLogSum, compiled, compiles
 from rdpgraph.engines.counting.counter import has_counter, log_count
 from rdpgraph.engines.counting.encoding import Encoding, encoded, place
@@ -29,6 +28,7 @@ from rdpgraph.engines.solution import (
 from rdpgraph.engines.trws.bounding import Bounding
 from rdpgraph.errors import BudgetError, UnsupportedError
 from rdpgraph.logspace.gradients import refused
+from rdpgraph.native.library import serves_graphs
 from rdpgraph.plan import clock
 from rdpgraph.plan.clock import Allowance
 
@@ -55,11 +55,7 @@ class CountedSolution(Solution):
     network: Network  # the reduced model, without whole potentials
     memory: float  # bytes for the counter, or the circuit
     allowance: Allowance = field(repr=False)  # seconds for all answers
-    # of the machine's library; None if there is none
-    compiler: Callable[..., None] | None = field(repr=False)
     programs: tuple[str, ...] = ("d4", "pyganak")  # that count, in turn
-    # functions of the library for bounds, where no count ends in time
-    compiled: Callable[[], Compiled | None] = field(default=uncompiled, repr=False)
 
     def status(self) -> Status:
         return Status(method="counting", route="counting")
@@ -71,7 +67,7 @@ class CountedSolution(Solution):
     @cached_property
     def circuit(self) -> Circuit:
         """Circuit of all items."""
-        if self.compiler is None and not compiles(self._encoding):
+        if not serves_graphs() and not compiles(self._encoding):
             raise UnsupportedError(
                 "A circuit needs the compiled library, which is not available here, or d4 (pip "
                 "install d4solver); without them Counting gives only log Z, without gradients."
@@ -79,7 +75,7 @@ class CountedSolution(Solution):
         allowance = self.allowance.for_one_answer()
         with allowance.spending():
             seconds = allowance.left()
-            return compiled(self._encoding, self.compiler, seconds=seconds, memory=self.memory)
+            return compiled(self._encoding, seconds=seconds, memory=self.memory)
 
     def log_partition(self) -> Tensor:
         network = self.network
@@ -96,7 +92,7 @@ class CountedSolution(Solution):
         infinite = torch.full((self.network.batch,), math.inf, dtype=torch.float64, device="cpu")
         with torch.no_grad():
             seconds = effort.SUM_BOUNDS * self.allowance.seconds
-            bounding = Bounding(self.network, self.compiled, min(self.memory, effort.BOUNDS_BYTES))
+            bounding = Bounding(self.network, min(self.memory, effort.BOUNDS_BYTES))
             states = bounding.maxima(seconds).states
             return bounding.within((-infinite, infinite), 1.0, [states], seconds)
 
@@ -119,7 +115,7 @@ class CountedSolution(Solution):
             quick = "d4" in self.programs and compiles(encoding)
             last = "pyganak" in self.programs and has_counter("pyganak")
             part = effort.CIRCUIT_BEFORE_D4 if quick else effort.CIRCUIT_FIRST
-            if self.compiler and encoding.clauses and self._made(part * left(), alone=True):
+            if serves_graphs() and encoding.clauses and self._made(part * left(), alone=True):
                 return self._log_z
             if quick:
                 seconds = (effort.D4_FIRST if last else 1.0) * left()
@@ -138,7 +134,7 @@ class CountedSolution(Solution):
         """Return whether a circuit is compiled within the seconds."""
         with suppress(BudgetError):
             vars(self)["circuit"] = compiled(
-                self._encoding, self.compiler, seconds=seconds, memory=self.memory, alone=alone
+                self._encoding, seconds=seconds, memory=self.memory, alone=alone
             )
         return "circuit" in vars(self)
 

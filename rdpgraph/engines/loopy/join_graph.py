@@ -10,7 +10,6 @@ from torch import Tensor
 
 from rdpgraph._core import effort
 from rdpgraph._core.cache import cached_property, differentiable_property
-from rdpgraph.engines.compiled import Compiled, uncompiled
 from rdpgraph.engines.configurations import likeliest
 from rdpgraph.engines.loopy.clusters import JoinLayout, laid_out
 from rdpgraph.engines.loopy.network_equations import without_floors
@@ -44,8 +43,6 @@ class JoinedSolution(Supplemented):
     general: Callable[[], Solution] = field(repr=False)  # solves for modes and max-marginals
     # called after every sweep
     progress: Callable[[Sweep], None] | None = field(default=None, metadata={"elsewhere": None})
-    # functions of the library for bounds
-    compiled: Callable[[], Compiled | None] = field(default=uncompiled, repr=False)
 
     @cached_property
     def _layout(self) -> JoinLayout:
@@ -163,7 +160,7 @@ class JoinedSolution(Supplemented):
 
     @cached_property
     def _bounding(self) -> Bounding:
-        return Bounding(self.network, self.compiled, eliminating=True)
+        return Bounding(self.network, eliminating=True)
 
     @differentiable_property
     def _beliefs(self) -> tuple[list[Tensor], list[Tensor]]:

@@ -2,8 +2,6 @@
 
 import math
 from array import array
-from collections.abc import Callable
-from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor
@@ -15,6 +13,7 @@ from rdpgraph.engines.loopy.edges import Edges
 from rdpgraph.engines.loopy.equations import Equations, Messages
 from rdpgraph.engines.loopy.kernels import TableKernel
 from rdpgraph.engines.loopy.records import OddsGroup, OddsModel
+from rdpgraph.native import library
 from rdpgraph.native.records import numbers
 
 
@@ -227,17 +226,11 @@ def _by_variable(edges: Edges) -> tuple[Tensor, Tensor, Tensor]:
     return variable, starts, incident
 
 
-Flood: TypeAlias = Callable[..., Any]
-"""One sweep of all messages: ``parity_flood`` of the compiled library."""
-
-
 class ParityMessages:
     """The messages of a model whose factors depend on parities of bits, as log-odds of 0."""
 
-    def __init__(
-        self, flood: Flood, even: Tensor, equations: Equations, messages: Messages
-    ) -> None:
-        self._flood, self._equations, batch = flood, equations, equations.batch
+    def __init__(self, even: Tensor, equations: Equations, messages: Messages) -> None:
+        self._equations, batch = equations, equations.batch
         starts, order = equations.edges.remembered("parities", _by_factor)
         c = equations.edges.classes[0]
         self._order = order
@@ -259,6 +252,8 @@ class ParityMessages:
         if equations.temperature not in (0.0, 1.0) or equations.unary_device.type != "cpu":
             return None
         if not bool(equations.unary[0].isfinite().all()):
+            return None
+        if not library.available(torch.float64, "parities"):
             return None
         odds = [kernel.log_odds() for kernel in equations.kernels]
         each = [part for part in odds if part is not None]
@@ -284,10 +279,14 @@ class ParityMessages:
         The change is that of `arithmetic.change`, except for a message that turns from one state to
         the other: there it is up to twice as large.
         """
-        equations = self._equations
-        tensors = (*self._parts, *self._logs, self._odds, self._changes)
+        equations, (starts, variables), odds = self._equations, self._parts, self._odds
         seen = BOTTOM if equations.bounded or equations.forest else FLOOR
-        self._flood(tensors, keep, -equations.lowest, seen, product=equations.temperature == 1)
+        tensors = starts, variables, *self._logs, odds, self._changes
+        library.function("parity_flood")(
+            *(part.data_ptr() for part in tensors), len(starts) - 1, len(self._logs[0]),
+            odds.shape[1], keep, -equations.lowest, seen, int(equations.temperature == 1),
+            library.threads(odds.numel(), least=2**14),
+        )  # fmt: skip
         return self._changes.clone()
 
 

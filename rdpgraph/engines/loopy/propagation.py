@@ -13,7 +13,6 @@ from rdpgraph._core import effort, tuning
 from rdpgraph._core.arguments import require_fields
 from rdpgraph._core.progress import goes_on
 from rdpgraph.engines.loopy.equations import Equations, Messages
-from rdpgraph.engines.loopy.log_odds import Flood
 from rdpgraph.engines.loopy.schedules import DAMPED, Damping, RandomSubsets, Schedule, sets_of
 from rdpgraph.engines.loopy.sweepers import Sweeper, residual_of_all, serves, sweeper_for
 from rdpgraph.logspace.gradients import differentiable_once
@@ -60,7 +59,6 @@ class Limits:
     seconds: float | None = None
     # Called after every sweep.
     progress: Callable[[Sweep], None] | None = field(default=None, metadata={"elsewhere": None})
-    flood: Flood | None = None  # compiled sweep of parity checks, if there is one
     settling: bool = False  # use `DAMPED` after the first `effort.UNDAMPED_SWEEPS` sweeps
     # Returns the (B, V) best states that the messages imply, and (B,) whether they are possible.
     # It is called every `effort.UNDAMPED_SWEEPS` sweeps. An item also ends if two calls in a row
@@ -159,7 +157,7 @@ def _propagate_together(equations: Equations, messages: Messages, limits: Limits
     schedule, damping, read = limits.schedule, limits.damping, limits.read
     edges = equations.edges
     deadline = math.inf if limits.seconds is None else begin + limits.seconds
-    sweeper = sweeper_for(equations, schedule, damping, limits.flood)
+    sweeper = sweeper_for(equations, schedule, damping)
     # `items` are the numbers of the items in `equations`, and `places` the positions among them of
     # those that have not ended. `ended` lists items that have, with their final messages.
     items = places = torch.arange(batch, device="cpu")
@@ -210,7 +208,7 @@ def _propagate_together(equations: Equations, messages: Messages, limits: Limits
                 states = states[places.to(states.device)]
                 updates += sweeper.updates
                 items, places = items[places], torch.arange(len(places), device="cpu")
-                sweeper = sweeper_for(equations, schedule, damping, limits.flood)
+                sweeper = sweeper_for(equations, schedule, damping)
 
         elapsed_before, elapsed = elapsed, clock.now() - begin
         step = Sweep(number, trace[-1], elapsed, updates + sweeper.updates)

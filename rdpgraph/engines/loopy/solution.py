@@ -13,7 +13,6 @@ from torch import Tensor
 from rdpgraph._core import effort
 from rdpgraph._core.cache import cached_property, differentiable_property, ordinarily
 from rdpgraph._core.numbers import ROUNDING
-from rdpgraph.engines.compiled import Compiled, uncompiled
 from rdpgraph.engines.configurations import Searched, likeliest, scored_in_graph
 from rdpgraph.engines.loopy.arithmetic import rescaled, take
 from rdpgraph.engines.loopy.compiled import log_partition
@@ -59,8 +58,6 @@ class LoopySolution(Approximation):
     share: float = 1.0  # part of the remaining time that the messages may take
     # adds the other parts' terms to the equations, if the network is a part of a model
     among: Callable[[Equations], Equations] | None = field(default=None, repr=False)
-    # functions of the library for bounds
-    compiled: Callable[[], Compiled | None] = field(default=uncompiled, repr=False)
 
     @cached_property
     def edges(self) -> Edges:
@@ -271,7 +268,7 @@ class LoopySolution(Approximation):
 
     @cached_property
     def _bounding(self) -> Bounding:
-        return Bounding(self.network, self.compiled, eliminating=True)
+        return Bounding(self.network, eliminating=True)
 
     @contextmanager
     def _bounding_seconds(self) -> Generator[float]:
@@ -435,7 +432,7 @@ class LoopySolution(Approximation):
             except ModuleNotFoundError:
                 return given.warned()
             graph = self.network.graph
-            return search.possible_modes(graph, states, left, self.compiled).warned()
+            return search.possible_modes(graph, states, left).warned()
 
     def possible_mode(self) -> Tensor:
         """Return the (B, V) decoded configurations, which a search repairs if impossible."""

@@ -13,7 +13,7 @@ from rdpgraph.engines.loopy.compiled import compiled_messages, is_logical, is_se
 from rdpgraph.engines.loopy.edges import Edges
 from rdpgraph.engines.loopy.equations import Equations, Messages
 from rdpgraph.engines.loopy.high_order import HighOrderKernel
-from rdpgraph.engines.loopy.log_odds import CompiledOdds, Flood, LogOdds, ParityMessages
+from rdpgraph.engines.loopy.log_odds import CompiledOdds, LogOdds, ParityMessages
 from rdpgraph.engines.loopy.schedules import (
     Damping,
     Flooding,
@@ -86,21 +86,15 @@ class Sweeper(ABC):
         return rescaled(self.damping.mix(new, old), vanishing=self.equations.vanishing)[0]
 
 
-def sweeper_for(
-    equations: Equations, schedule: Schedule, damping: Damping, flood: Flood | None
-) -> Sweeper:
-    """Return the fastest sweeper for a model and a schedule.
-
-    ``flood`` is compiled code for parities.
-    """
+def sweeper_for(equations: Equations, schedule: Schedule, damping: Damping) -> Sweeper:
+    """Return the fastest sweeper for a model and a schedule."""
     floods = isinstance(schedule, Flooding)
     plain = floods and not (torch.is_grad_enabled() and equations.records)
     if plain and isinstance(damping, LogDamping):
         if CompiledOdds.applies(equations):
             return _Held(equations, damping, CompiledOdds)
-        even = None if flood is None else ParityMessages.evens(equations)
-        if even is not None and flood is not None:
-            return _Held(equations, damping, partial(ParityMessages, flood, even))
+        if (even := ParityMessages.evens(equations)) is not None:
+            return _Held(equations, damping, partial(ParityMessages, even))
         if LogOdds.applies(equations):
             return _Held(equations, damping, LogOdds)
     if serves(equations, damping):

@@ -12,7 +12,6 @@ import numpy as np
 from rdpgraph._core import effort, tuning
 from rdpgraph._core.cache import cached_property
 from rdpgraph._core.progress import goes_on
-from rdpgraph.engines.compiled import Compiled
 from rdpgraph.engines.moves import ComponentSum, MovedPart, Moves, components, narrowest
 from rdpgraph.engines.reduction.tables import Integers, Tables
 from rdpgraph.plan import clock
@@ -69,7 +68,6 @@ class NeighbourhoodSearch:
         summed: frozenset[int] = frozenset(),
         deadline: float = math.inf,
         seconds: float = math.inf,
-        kernel: Compiled | None = None,
         settled: Iterable[int] = (),
     ) -> None:
         """Prepare a search whose moves take at most ``memory`` bytes and ``most`` entries a table.
@@ -82,7 +80,7 @@ class NeighbourhoodSearch:
         largest = max(tables.sizes, default=1)
         self.most = max(min(most, memory / (8 * tuning.MOVE_BYTES)), largest)
         self.memory = memory
-        self.moves = Moves(tables, summed, kernel)
+        self.moves = Moves(tables, summed)
         self.together = components(tables.graph, summed) if summed else {}
         self.settled = frozenset(settled)
         self.free = [v for v in range(len(tables.sizes)) if v not in self.settled]
@@ -94,10 +92,10 @@ class NeighbourhoodSearch:
             self.sequence, needed = narrowest(tables.graph, summed, rng, deadline)
         # Sums need tables of so many entries when all variables to maximise over are fixed, and
         # larger ones when a few of these are free.
-        wider, speed = max(4, largest) * needed, tuning.SUMMED_PER_SECOND[kernel is not None]
+        wider, speed = max(4, largest) * needed, tuning.SUMMED_PER_SECOND[self.moves.compiled]
         fit = min(memory / tuning.SUM_BYTES, effort.SUM_ONCE * speed * seconds)
         self.most = max(self.most, min(wider, fit))
-        few = effort.MOVE_CELLS if kernel is None else effort.COMPILED_CELLS * effort.MOVE_CELLS
+        few = effort.MOVE_CELLS * (effort.COMPILED_CELLS if self.moves.compiled else 1)
         self.cells = float(min(max(few, 4 * largest**2, 4 * needed), self.most))
         self.small = self.cells
         self.kept: deque[MovedPart] = deque(maxlen=effort.KEPT_ORDERS)
@@ -190,7 +188,7 @@ class NeighbourhoodSearch:
                 return best
             states = self.moves.solved(order, best.states)[0]
         else:
-            two = Moves(self.tables.between(best.states, other), self.summed, self.moves.kernel)
+            two = Moves(self.tables.between(best.states, other), self.summed)
             order = two.part(apart, rng=self.rng, cells=self.most)
             assert order is not None
             chosen = two.solved(order, np.zeros(len(other), np.int64))[0]

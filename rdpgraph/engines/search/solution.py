@@ -16,7 +16,6 @@ from torch import Tensor
 from rdpgraph._core import effort, tuning
 from rdpgraph._core.cache import cached_property
 from rdpgraph._core.numbers import PROOF
-from rdpgraph.engines.compiled import Compiled
 from rdpgraph.engines.configurations import Searched, best_of, completed, scored, scored_in_graph
 from rdpgraph.engines.elimination_bounds import ceilings
 from rdpgraph.engines.reduction.network import Network, reduce_graph
@@ -73,7 +72,7 @@ def search(
         until = clock.now() + share
         run = NeighbourhoodSearch(
             tables, Random(limits.seed), memory=limits.memory, summed=summed,
-            deadline=clock.now() + effort.PLANNING * share, seconds=share, kernel=limits.compiled(),
+            deadline=clock.now() + effort.PLANNING * share, seconds=share,
             settled=() if settled is None else (settled[item] >= 0).nonzero().flatten().tolist(),
         )  # fmt: skip
         first, fits = states[item].numpy(), True
@@ -85,7 +84,7 @@ def search(
         if summed and fits:
             starts = starts_of_sums(network, item, run, first, replace(limits, seconds=share))
         elif active > len(network.numbers):
-            first = completed(tables, len(network.numbers), first, limits.compiled())
+            first = completed(tables, len(network.numbers), first)
             # What is best given the start need not be what is settled.
             starts = [first if known is None else np.where(known >= 0, known, first)]
         share = max(until - clock.now(), 0.02 * share)
@@ -151,9 +150,7 @@ def _random_configurations(
 
 
 @torch.no_grad()
-def possible_modes(
-    graph: FactorGraph, states: Tensor, seconds: float, compiled: Callable[[], Compiled | None]
-) -> Searched:
+def possible_modes(graph: FactorGraph, states: Tensor, seconds: float) -> Searched:
     """Return configurations (B, V), in which a search replaced those of probability zero.
 
     The search ends after a part of the seconds in which no violation was repaired.
@@ -165,9 +162,7 @@ def possible_modes(
     network = reduce_graph(graph)
     if network.impossible:
         return replace(given, optimal=~given.found)
-    limits = SearchLimits(
-        seconds, effort.BOUNDS_BYTES, effort.REPAIR_PATIENCE, any_possible=True, compiled=compiled
-    )
+    limits = SearchLimits(seconds, effort.BOUNDS_BYTES, effort.REPAIR_PATIENCE, any_possible=True)
     other = search(network, limits, start=states, spared=given.found)
     new = ~given.found & (other.found | other.optimal.to(given.found.device))
     return Searched(
@@ -355,9 +350,7 @@ class SearchSolution(SearchedMarginalModes):
     @cached_property
     def _seeker(self) -> Seeker:
         memory = min(self.limits.memory, effort.BOUNDS_BYTES)
-        return Seeker(
-            self.network, self.limits, Bounding(self.network, self.limits.compiled, memory)
-        )
+        return Seeker(self.network, self.limits, Bounding(self.network, memory))
 
     def status(self) -> Status:
         """Return the status of the mode: exact if it is proved optimal, or proved not to exist."""

@@ -9,7 +9,6 @@ from random import Random
 import numpy as np
 
 from rdpgraph._core import effort, tuning
-from rdpgraph.engines.compiled import Compiled, uncompiled
 from rdpgraph.engines.elimination_bounds import Elimination, bounded, tight_order
 from rdpgraph.engines.minibuckets.estimate import Sampling, estimated
 from rdpgraph.engines.minibuckets.population import grown
@@ -36,7 +35,6 @@ class SearchLimits:
     patience: float = 1.0  # part of the seconds without a gain after which a search ends
     seed: int = 0  # of the randomness
     any_possible: bool = False  # stop at the first mode that is possible
-    compiled: Callable[[], Compiled | None] = uncompiled  # a function, as kernels cannot be pickled
     # called after every move
     progress: Callable[[Move], None] | None = field(default=None, metadata={"elsewhere": None})
 
@@ -68,9 +66,7 @@ def starts_of_sums(
         rng = np.random.default_rng(limits.seed)
         firsts = chain([states], (rng.integers(0, tables.sizes) for _ in count()))
     seconds = effort.JOINT_MODE * (end - clock.now())
-    search = NeighbourhoodSearch(
-        joint, Random(limits.seed), memory=limits.memory, kernel=limits.compiled()
-    )
+    search = NeighbourhoodSearch(joint, Random(limits.seed), memory=limits.memory)
     mode = search.compete(firsts, seconds=seconds, patience=0.5 * seconds)
     for other in (states, *([] if mode is None else [mode.states])):
         enter(other)
@@ -146,9 +142,7 @@ def best_estimated(
     slow = tuning.SECONDS_PER_FACTOR * sum(len(group.scopes) for group in network.groups)
     if 2.0 * slow > limits.seconds:
         joint = tables_of(network, item)
-        modes = NeighbourhoodSearch(
-            joint, Random(limits.seed), memory=limits.memory, kernel=limits.compiled()
-        )
+        modes = NeighbourhoodSearch(joint, Random(limits.seed), memory=limits.memory)
         mode = modes.run(start, seconds=max(end - clock.now(), 0.0))
         possible = mode is not None and joint.is_possible(mode.score)
         return (mode.states, mode.score) if mode is not None and possible else None

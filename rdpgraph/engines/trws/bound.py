@@ -24,9 +24,9 @@ import math
 import numpy as np
 
 from rdpgraph._core import tuning
-from rdpgraph.engines.compiled import Compiled, pointers
 from rdpgraph.engines.reduction.tables import Floats, Integers
 from rdpgraph.engines.trws.pairs import PairBlock, Pairwise, absolute
+from rdpgraph.native.library import call, serves_graphs
 
 _EPS = float(np.finfo(np.float64).eps)
 """Twice the largest relative error of one operation in float64."""
@@ -36,9 +36,8 @@ _OPERATIONS = 8
 
 
 def upper_bound(
-    model: Pairwise, messages: Floats, temperature: float, *, forward: bool = True,
-    compiled: Compiled | None = None,
-) -> float:  # fmt: skip
+    model: Pairwise, messages: Floats, temperature: float, *, forward: bool = True
+) -> float:
     """Upper bound (nats) on all scores, or at temperature t > 0 on t log sum exp(score / t).
 
     Args:
@@ -46,24 +45,15 @@ def upper_bound(
         messages: any, in the layout of `Pairwise.spans`; -inf proves a state impossible.
         temperature: 0 bounds scores, 1 log Z.
         forward: the order of the variables, or its reverse.
-        compiled: the functions of the library, if there is one.
     """
     with np.errstate(invalid="ignore", divide="ignore"):
         later, beliefs = model.later(forward=forward), _raised_beliefs(model, messages)
         terms = [model.rest, *_of_last(model, beliefs, later, temperature)]
-        if compiled is not None and model.count:
-            every = np.empty(model.count)
-            arrays = (
-                model.starts,
-                model.edges[0],
-                model.flat_tables,
-                messages,
-                beliefs,
-                later,
-                every,
-            )
-            compiled.bound(
-                *pointers(*arrays), len(model.sizes), model.count, temperature,
+        if serves_graphs() and model.count:
+            every, scopes = np.empty(model.count), model.edges[0]
+            arrays = model.starts, scopes, model.flat_tables, messages, beliefs, later, every
+            call(
+                "trws_bound", *arrays, len(model.sizes), model.count, temperature,
                 _OPERATIONS * _EPS, int(forward),
             )  # fmt: skip
             return _total([*terms, *every.tolist()])
@@ -85,9 +75,9 @@ def upper_bound(
     return _total(terms)
 
 
-def bound_operations(temperature: float, *, compiled: bool) -> tuple[float, float]:
+def bound_operations(temperature: float) -> tuple[float, float]:
     """Operations of a bound for each pair, and for each entry of its table."""
-    if not compiled:
+    if not serves_graphs():
         return tuning.BOUND_PAIR, tuning.BOUND_ENTRY
     return tuning.COMPILED_BOUND_SUMS if temperature else tuning.COMPILED_BOUND_MAXIMA
 

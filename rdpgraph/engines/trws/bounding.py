@@ -6,8 +6,8 @@ the best of them.
 """
 
 import math
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field
+from collections.abc import Iterable
+from dataclasses import dataclass
 from typing import NamedTuple
 
 import torch
@@ -15,7 +15,6 @@ from torch import Tensor
 
 from rdpgraph._core import effort, tuning
 from rdpgraph._core.cache import cached_property
-from rdpgraph.engines.compiled import Compiled, uncompiled
 from rdpgraph.engines.elimination_bounds import ceilings
 from rdpgraph.engines.reduction.network import Network
 from rdpgraph.engines.reduction.tables import active_states, full_states
@@ -42,8 +41,6 @@ class Bounding:
     """Bounds of a network's batch items (nats, float64)."""
 
     network: Network  # reduced
-    # of the library, if there is one: a function, as they cannot be pickled
-    compiled: Callable[[], Compiled | None] = field(default=uncompiled, repr=False)
     memory: float = effort.BOUNDS_BYTES  # bytes for the messages of an item
     # mini-buckets bound models with factors of three and more variables; whoever asks these too
     # needs none here
@@ -208,8 +205,7 @@ class Bounding:
             if network.impossible or not self._fits or late:
                 every.append(None)
                 continue
-            model, compiled = self._model(item), self.compiled()
-            one = swept(model, temperature, seconds=share, near=longer, compiled=compiled)
+            one = swept(self._model(item), temperature, seconds=share, near=longer)
             bound = one.bound + float(constant[item] + error[item])
             bounds[item] = min(float(bounds[item]), bound)
             every.append(one)
@@ -217,7 +213,7 @@ class Bounding:
 
     def seconds_of_bound(self, temperature: float) -> float:
         """Predicted seconds of a bound by messages, and of laying these out."""
-        pair, entry = bound_operations(temperature, compiled=self.compiled() is not None)
+        pair, entry = bound_operations(temperature)
         operations = entry * len(self.network.sizes)
         for group in self.network.groups:
             cells = math.prod(group.log_tables.shape[2:])

@@ -19,9 +19,9 @@ from typing import NamedTuple
 import numpy as np
 
 from rdpgraph._core import tuning
-from rdpgraph.engines.compiled import Compiled, pointers
 from rdpgraph.engines.reduction.tables import SURE, Floats, Integers
 from rdpgraph.engines.trws.pairs import Pairwise
+from rdpgraph.native.library import call
 from rdpgraph.plan import clock
 
 _LARGEST = 2.0**60
@@ -36,14 +36,13 @@ class Cut(NamedTuple):
     error: float  # nats by which the cut's scores differ from those of the model, at most
 
 
-def minimum_cut(model: Pairwise, compiled: Compiled, seconds: float) -> Cut | None:
+def minimum_cut(model: Pairwise, seconds: float) -> Cut | None:
     """Cut a model of binary variables; None if one has more states.
 
     Hard zeros are such low numbers that fewer violations score higher.
 
     Args:
         model: unary log-values and pairs; larger factors are left out.
-        compiled: the functions of the library.
         seconds: after which no state is decided.
     """
     if not model.count or (model.sizes != 2).any():
@@ -69,9 +68,8 @@ def minimum_cut(model: Pairwise, compiled: Compiled, seconds: float) -> Cut | No
     moved, labels = np.zeros(len(weight), np.int64), np.empty(len(fields), np.int8)
     visits, places = np.zeros(2), np.ascontiguousarray(places, np.int32)
     most = seconds * tuning.OPERATIONS_PER_SECOND / tuning.CUT_VISIT
-    compiled.cut(
-        *pointers(places, capacities, costs, moved, labels, visits), len(fields), len(weight), most
-    )
+    arrays = places, capacities, costs, moved, labels, visits
+    call("cut_minimum", *arrays, len(fields), len(weight), most)
     clock.count(tuning.CUT_VISIT * float(visits[0]) + tuning.CUT_PAIR * len(weight))
     # Rounding to integers, and of float64 in the sums before it.
     terms, eps = len(fields) + len(weight), float(np.finfo(np.float64).eps)

@@ -13,12 +13,12 @@ import numpy as np
 from rdpgraph._core import effort, tuning
 from rdpgraph._core.cache import cached_property
 from rdpgraph._core.numbers import PROOF
-from rdpgraph.engines.compiled import Compiled, pointers
 from rdpgraph.engines.reduction.tables import SURE, Integers
 from rdpgraph.engines.trws.bound import bound_operations, upper_bound
 from rdpgraph.engines.trws.cuts import Cut, minimum_cut
 from rdpgraph.engines.trws.layers import TrwsLayer, depths, layers_of
 from rdpgraph.engines.trws.pairs import Pairwise
+from rdpgraph.native.library import call, serves_graphs
 from rdpgraph.plan import clock
 
 
@@ -31,10 +31,7 @@ class Swept(NamedTuple):
     settled: Integers  # (V,) states that some mode has all together; -1 where nothing is known
 
 
-def swept(
-    model: Pairwise, temperature: float, *, seconds: float, near: float = 0.0,
-    compiled: Compiled | None,
-) -> Swept:  # fmt: skip
+def swept(model: Pairwise, temperature: float, *, seconds: float, near: float = 0.0) -> Swept:
     """Sweep until the bound meets the score, or gains next to nothing, or the time is over.
 
     Modes of binary variables begin with a minimum cut. Where pairs attract it is the answer, and
@@ -46,13 +43,12 @@ def swept(
         seconds: in which sweeps may begin; there may be none.
         near: the same, if that is more, for the first sweeps for maxima, and where a small gap
             between bound and score promises a proof.
-        compiled: the functions of the library, if there is one.
     """
-    begin, messages, bound = clock.now(), _Messages(model, temperature, compiled), math.inf
+    begin, messages, bound = clock.now(), _Messages(model, temperature), math.inf
     states = model.likeliest(messages.values)
     score, settled = model.score(states), np.full(len(states), -1, np.int64)
-    if not temperature and (cut := _cut(model, compiled, effort.CUT * seconds)) is not None:
-        bound = upper_bound(model, cut.messages, temperature, compiled=compiled)
+    if not temperature and (cut := _cut(model, effort.CUT * seconds)) is not None:
+        bound = upper_bound(model, cut.messages, temperature)
         clock.count(messages.bound_operations)
         known = np.where(cut.states >= 0, cut.states, states)
         if (value := model.score(known)) > score:
@@ -75,7 +71,7 @@ def swept(
         messages.sweep(count, forward=forward, evenly=bool(temperature) or count == 2, states=read)
         # The bound in the direction of the last sweep is the one that it lowered.
         last = forward == (count % 2 == 1)
-        new = upper_bound(model, messages.values, temperature, forward=last, compiled=compiled)
+        new = upper_bound(model, messages.values, temperature, forward=last)
         clock.count(messages.bound_operations)
         least, before = effort.SWEPT_GAIN * max(abs(new), 1.0), score
         if not temperature:
@@ -94,23 +90,23 @@ def swept(
     if temperature or not math.isfinite(bound):
         # Sweeps for maxima never raise the bound of the messages they begin with; others may.
         zero = np.zeros(model.message_entries)
-        bound = min(bound, upper_bound(model, zero, temperature, compiled=compiled))
+        bound = min(bound, upper_bound(model, zero, temperature))
         clock.count(messages.bound_operations)
     return Swept(bound, states, score, settled)
 
 
-def _cut(model: Pairwise, compiled: Compiled | None, seconds: float) -> Cut | None:
+def _cut(model: Pairwise, seconds: float) -> Cut | None:
     """The minimum cut of a model; None unless it is one of pairs of binary variables alone."""
-    if compiled is None or model.larger or model.rest or seconds <= 0.0:
+    if not serves_graphs() or model.larger or model.rest or seconds <= 0.0:
         return None
-    return minimum_cut(model, compiled, seconds)
+    return minimum_cut(model, seconds)
 
 
 class _Messages:
     """Messages of one batch item, and sweeps over them."""
 
-    def __init__(self, model: Pairwise, temperature: float, compiled: Compiled | None) -> None:
-        self.model, self.temperature, self.compiled = model, temperature, compiled
+    def __init__(self, model: Pairwise, temperature: float) -> None:
+        self.model, self.temperature = model, temperature
         self.values = np.zeros(model.message_entries)
 
     @property
@@ -122,7 +118,7 @@ class _Messages:
     @property
     def bound_operations(self) -> float:
         """Operations of a bound."""
-        pair, entry = bound_operations(self.temperature, compiled=self.compiled is not None)
+        pair, entry = bound_operations(self.temperature)
         return pair * self.model.count + entry * self.model.table_entries
 
     def sweep(self, count: int, *, forward: bool, evenly: bool, states: Integers | None) -> None:
@@ -137,11 +133,11 @@ class _Messages:
                 those visited before it, and the messages from the others. None: nothing is read.
         """
         clock.count(count * self.operations)
-        if self.compiled is not None:
+        if serves_graphs():
             model = self.model
             arrays = model.starts, *model.edges, model.unary, model.flat_tables, self.values, states
-            self.compiled.sweep(
-                *pointers(*arrays), len(model.sizes), model.count, count, self.temperature,
+            call(
+                "trws_sweeps", *arrays, len(model.sizes), model.count, count, self.temperature,
                 self._low, int(forward), int(evenly),
             )  # fmt: skip
             return

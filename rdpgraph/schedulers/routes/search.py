@@ -13,7 +13,6 @@ from rdpgraph.plan.bids import Bid, Exactness
 from rdpgraph.plan.plan import Budget
 from rdpgraph.schedulers.bounds import bounding_of
 from rdpgraph.schedulers.route import Others, Route, Task
-from rdpgraph.schedulers.scheduler import compiled_functions
 from rdpgraph.schedulers.search import Search
 
 
@@ -43,8 +42,7 @@ class SearchRoute(Route):
             effort.MOST_JOINED, effort.BOUNDED_PER_SECOND * allowance.seconds
         )
         limits = SearchLimits(
-            allowance.seconds, memory, effort.PATIENCE, compiled=compiled_functions,
-            progress=task.progress,
+            allowance.seconds, memory, effort.PATIENCE, progress=task.progress
         )  # fmt: skip
         seeker = Seeker(network, limits, bounding_of(network, memory), eliminating)
         logical = network.possible is not None and is_logical(network.graph)

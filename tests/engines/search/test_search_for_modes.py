@@ -22,13 +22,11 @@ from rdpgraph.engines.search.neighbourhoods import NeighbourhoodSearch, SearchOu
 from rdpgraph.engines.search.starts import SearchLimits, best_estimated
 from rdpgraph.errors import BudgetError, ImpossibleEvidenceError, UnsupportedError
 from rdpgraph.plan import clock
-from rdpgraph.schedulers.scheduler import compiled_functions
 from rdpgraph.testing import brute_force
 from tests.cases import first_short
 
 DOUBLE = torch.float64
 SIZES = (2, 3, 2, 4, 2, 3)
-KERNELS = [None, compiled_functions()]
 
 
 def random_graph(seed: int, *, zeros: float = 0.0, batch: tuple[int, ...] = ()) -> rg.FactorGraph:
@@ -152,19 +150,26 @@ def drawn(rng: Random, sizes) -> np.ndarray:
     return np.array([rng.randrange(size) for size in sizes])
 
 
-def searches(seed, kernel):
+@pytest.fixture(params=["compiled", "NumPy"])
+def kernel(request, monkeypatch):
+    """Compiled moves, and those where there is no library."""
+    if request.param == "NumPy":
+        monkeypatch.setattr("rdpgraph.native.library.available", lambda *_: False)
+
+
+def searches(seed):
     """Searches of a random network, over all variables and with two of them summed."""
     network = reduce_graph(random_graph(seed, zeros=0.2 * (seed % 2)))
     rng = Random(seed)
     for summed in (frozenset(), frozenset(rng.sample(range(len(network.sizes)), 2))):
         tables = tables_of(network, 0, summed)
-        yield network, rng, NeighbourhoodSearch(tables, rng, summed=summed, kernel=kernel)
+        yield network, rng, NeighbourhoodSearch(tables, rng, summed=summed)
 
 
-@pytest.mark.parametrize("kernel", KERNELS)
+@pytest.mark.usefixtures("kernel")
 @pytest.mark.parametrize("seed", range(6))
-def test_moves_are_the_best_given_what_is_fixed(seed, kernel):
-    for network, rng, search in searches(seed, kernel):
+def test_moves_are_the_best_given_what_is_fixed(seed):
+    for network, rng, search in searches(seed):
         summed, count = search.summed, len(network.sizes)
         for cells in (4, 6, 12, 24, 48):
             order = search.moves.part(range(count), rng=rng, cells=cells)
@@ -186,9 +191,9 @@ def test_moves_are_the_best_given_what_is_fixed(seed, kernel):
             assert search.value(states) == pytest.approx(value, rel=1e-9)
 
 
-@pytest.mark.parametrize("kernel", KERNELS)
+@pytest.mark.usefixtures("kernel")
 @pytest.mark.parametrize("summed", [(), (0,), (1, 2)])
-def test_factors_with_one_free_variable_are_added_once(kernel, summed):
+def test_factors_with_one_free_variable_are_added_once(summed):
     """Parallel pairs and unaries around one variable, whose neighbours keep their states."""
     generator = torch.Generator().manual_seed(0)
     x = [rg.Variable(f"x{i}", size) for i, size in enumerate((3, 2, 2, 2, 3))]
@@ -198,9 +203,7 @@ def test_factors_with_one_free_variable_are_added_once(kernel, summed):
         factors.append(rg.Factor((x[0], other), rg.Table(table)))
     network = reduce_graph(rg.FactorGraph(factors))
     summed = frozenset(summed)
-    search = NeighbourhoodSearch(
-        tables_of(network, 0, summed), Random(0), summed=summed, kernel=kernel
-    )
+    search = NeighbourhoodSearch(tables_of(network, 0, summed), Random(0), summed=summed)
     free = sorted({0, *summed})
     start = np.zeros(5, np.int64)
     states, value = search.moves.solved(search.moves.part(free, rng=Random(0), cells=1e3), start)
@@ -214,10 +217,10 @@ def test_factors_with_one_free_variable_are_added_once(kernel, summed):
     assert search.value(states) == pytest.approx(value, rel=1e-6)
 
 
-@pytest.mark.parametrize("kernel", KERNELS)
+@pytest.mark.usefixtures("kernel")
 @pytest.mark.parametrize("seed", range(6))
-def test_joined_configurations_are_the_best_mixtures(seed, kernel):
-    for network, rng, search in searches(seed, kernel):
+def test_joined_configurations_are_the_best_mixtures(seed):
+    for network, rng, search in searches(seed):
         one, other = drawn(rng, network.sizes), drawn(rng, network.sizes)
         value = search.value(one)
         joined = search.joined(SearchOutcome(one, value, False, 1, 0.0), other)
@@ -592,7 +595,7 @@ def test_a_repair_ends_where_it_gains_nothing():
     graph, counter = pigeons(10), clock.Counter()
     states = torch.zeros(1, graph.num_variables, dtype=torch.long)
     with clock.counted(counter):
-        found = search_solution.possible_modes(graph, states, 2.0, compiled_functions)
+        found = search_solution.possible_modes(graph, states, 2.0)
     assert not found.found.any()
     assert not found.optimal.any()
     assert counter.seconds < 0.6 * 2.0
