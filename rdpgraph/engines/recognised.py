@@ -330,11 +330,9 @@ class RecognisedSolution(Supplemented):
         return torch.where(self._alive, entropy.reshape(self._each.shape).sum(1), 0.0)
 
     def expected_score(self) -> Tensor:
-        entropy = self._own.give("entropy")
-        if entropy is None:
+        if self._own.give("entropy") is None:
             return self._general.expected_score()
-        total = torch.where(self._alive, self._each.sum(1), 0.0)
-        return torch.where(self._alive, total - entropy.reshape(self._each.shape).sum(1), 0.0)
+        return self._log_z_less(self.entropy())
 
     def max_marginals(self) -> Tensor:
         values = self._own.give("max_marginals")
@@ -477,9 +475,7 @@ class StructureSolution(Solution):
         return None if entropy is None else entropy.reshape(-1)
 
     def expected_score(self) -> Tensor:
-        log_z = self.log_partition()
-        possible = log_z.detach() > -math.inf
-        return torch.where(possible, torch.where(possible, log_z, 0.0) - self.entropy(), 0.0)
+        return self._log_z_less(self.entropy())
 
     def max_marginals(self) -> Tensor:
         values = self.structure.max_marginals()

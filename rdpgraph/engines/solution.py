@@ -269,9 +269,13 @@ class Solution(ABC):
 
     def entropy(self) -> Tensor:
         """(B,) nats; 0 where log Z is -inf."""
+        return self._log_z_less(self.expected_score())
+
+    def _log_z_less(self, nats: Tensor) -> Tensor:
+        """(B,) log Z less some nats (B,), 0 where it is -inf: entropy of score, score of entropy."""
         log_z = self.log_partition()
         alive = log_z.detach() > -math.inf
-        return torch.where(alive, torch.where(alive, log_z, 0.0) - self.expected_score(), 0.0)
+        return torch.where(alive, torch.where(alive, log_z, 0.0) - nats, 0.0)
 
     @abstractmethod
     def max_marginals(self) -> Tensor:
