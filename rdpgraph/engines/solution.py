@@ -272,7 +272,7 @@ class Solution(ABC):
         return self._log_z_less(self.expected_score())
 
     def _log_z_less(self, nats: Tensor) -> Tensor:
-        """(B,) log Z less some nats (B,), 0 where it is -inf: entropy of score, score of entropy."""
+        """(B,) log Z less the expected score or the entropy, which gives the other; 0 for -inf."""
         log_z = self.log_partition()
         alive = log_z.detach() > -math.inf
         return torch.where(alive, torch.where(alive, log_z, 0.0) - nats, 0.0)

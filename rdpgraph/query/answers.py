@@ -255,13 +255,6 @@ def checked_draws(count: int, generator: object, shape: Sequence[int]) -> int:
     return int(count)
 
 
-def relative_entropy(chances: Tensor, others: Tensor) -> Tensor:
-    """The terms p log(p / q) of a relative entropy, zero where p is; no NaN in gradients."""
-    there = chances > 0
-    ratio = torch.where(there, chances, 1.0) / torch.where(there, others, 1.0)
-    return torch.where(there, chances * ratio.log(), 0.0)
-
-
 def information_of(joint: Tensor, owner: Tensor, count: int) -> Tensor:
     """(B, count) the mutual information of one variable with each of several, nats.
 
@@ -275,7 +268,10 @@ def information_of(joint: Tensor, owner: Tensor, count: int) -> Tensor:
     """
     rows = joint.new_zeros(*joint.shape[:2], count).index_add(2, owner, joint)
     apart = joint.sum(1, keepdim=True) * rows[..., owner]
-    terms = relative_entropy(joint, apart).sum(1)
+    # Its terms are p log(p / q), zero where p is, without NaN in gradients.
+    there = joint > 0
+    ratio = torch.where(there, joint, 1.0) / torch.where(there, apart, 1.0)
+    terms = torch.where(there, joint * ratio.log(), 0.0).sum(1)
     nats = joint.new_zeros(len(joint), count).index_add(1, owner, terms)
     return nats.clamp(min=0)  # rounding leaves -1e-17
 

@@ -27,7 +27,6 @@ from rdpgraph.query.answers import (
     StateValues,
     checked_draws,
     information_of,
-    relative_entropy,
 )
 from rdpgraph.structures.draws import straight_through
 
@@ -273,10 +272,7 @@ class StructuredPosterior(Inferred):
             joint = solution.replicates.mean(torch.stack([each._joints(number) for each in every]))
         else:
             raise UnsupportedError(_NO_JOINTS.format("mutual_information(x, y)"))
-        size = self._variables.size
-        count = joint.shape[-1] // size
-        owner = torch.arange(count, device=joint.device).repeat_interleave(size)
-        return information_of(joint, owner, count)
+        return _information_with_each(joint, self._variables.size)
 
     @property
     def _variables(self) -> Entry:
@@ -325,8 +321,7 @@ class StructuredPosterior(Inferred):
         every = torch.cat([chances, 1 - chances.sum(-1, keepdim=True)], -1).unsqueeze(1)
         joint = torch.cat([joint, every - joint.sum(1, keepdim=True)], 1)
         joint = torch.where(joint.detach() > 64 * torch.finfo(joint.dtype).eps, joint, 0.0)
-        apart = joint.sum(1, keepdim=True) * joint.sum(-1, keepdim=True)
-        nats = relative_entropy(joint, apart).sum((1, 3)).clamp(min=0)
+        nats = _information_with_each(joint.flatten(2), joint.shape[-1])
         return torch.where(self.solution.possible().unsqueeze(-1), nats, 0.0)
 
     def entropy(self) -> Tensor:
@@ -412,6 +407,13 @@ class StructuredPosterior(Inferred):
         (support,) = self.solution.restriction.supports
         assert support is not None
         return support
+
+
+def _information_with_each(joint: Tensor, size: int) -> Tensor:
+    """(B, sites) the information in joints (B, K, sites * size) with sites of one size."""
+    count = joint.shape[-1] // size
+    owner = torch.arange(count, device=joint.device).repeat_interleave(size)
+    return information_of(joint, owner, count)
 
 
 def _site_of(entry: Entry, site: Any) -> Entry:
