@@ -84,23 +84,33 @@ def outcomes(selection: Inversion, log_q: Tensor) -> list[tuple[float, Support]]
 
 @dataclass(eq=False)
 class Recorder(Selection):
-    """A selection that keeps the best state, and records the scores in `seen`."""
+    """A selection that keeps the best state, and records the scores of an estimate in `seen`.
+
+    A run that a proposal makes for itself, as `Pilot`, asks by `select`, and is not recorded.
+    """
 
     seen: list[Tensor] = field(default_factory=list[Tensor])
 
     def select(self, log_q: Tensor, generator: torch.Generator | None) -> Support:
-        self.seen.append(log_q)
         return Top(1).select(log_q, generator)
+
+    def select_each(self, log_q: Tensor, count: int, generator: torch.Generator | None) -> Support:
+        self.seen.append(log_q)
+        return super().select_each(log_q, count, generator)
 
 
 @dataclass(eq=False)
 class Script(Selection):
-    """A selection that returns given supports in order."""
+    """A selection that gives replicates supports in order; see `Recorder` for other runs."""
 
     supports: list[Support]
 
     def select(self, log_q: Tensor, generator: torch.Generator | None) -> Support:
-        return self.supports.pop(0)
+        return Top(1).select(log_q, generator)
+
+    def select_each(self, log_q: Tensor, count: int, generator: torch.Generator | None) -> Support:
+        given, self.supports = self.supports[:count], self.supports[count:]
+        return Support.joined([one.map(lambda part: part.unsqueeze(0)) for one in given], 0)
 
 
 def expectation(
