@@ -50,8 +50,8 @@ class _ProgramOf:
 
     def __get__(self, instance: "Recurrence | None", owner: "type[Recurrence]") -> Program:
         if instance is None:
-            return program_of(owner.__name__, owner.declared, owner.rules)
-        return program_of(instance.name, *instance.written())
+            return _program_of_sites(owner.__name__, owner.declared, owner.rules)
+        return _program_of_sites(instance.name, *instance.written())
 
 
 @dataclass(frozen=True, eq=False, init=False)
@@ -633,6 +633,20 @@ def _written_out(owner: str, name: str, potential: Potential, dims: int) -> Tens
     return potential.table(dims)
 
 
+@functools.lru_cache(maxsize=256)
+def _program_of_sites(owner: str, declared: Declared, rules: str) -> Program:
+    """The program of some rules, none of which uses a site twice."""
+    program = program_of(owner, declared, rules)
+    for rule in program.rules:
+        sites = [read.index[:-1] for read in rule.factors if read.array == UNARY]
+        if len({*sites}) < len(sites):
+            raise ModelError(
+                f"{owner}: a derivation uses each site of {UNARY} once at most, and {rule.text} "
+                "reads one twice; read one of the two from another input."
+            )
+    return program
+
+
 def _arguments(kind: type[Recurrence]) -> tuple[str, ...]:
     """The names of the arguments, in the order of the class."""
     names = [name for name in field_names(kind) if kind.__dataclass_fields__[name].init]
@@ -646,7 +660,7 @@ def _make_fields(cls: type, declared: Mapping[str, Input | Lengths]) -> None:
     for name, one in declared.items():
         if name != UNARY and hasattr(Recurrence, name):
             raise ModelError(
-                f"{cls.__name__}: {name} is an answer of every recurrence; give the input another "
+                f"{cls.__name__}: {name} is a method of every recurrence; give the input another "
                 "name."
             )
         dims = len(one.dims.split()) if isinstance(one, Input) else 0

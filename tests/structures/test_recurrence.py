@@ -238,8 +238,11 @@ def test_what_does_not_fit_is_refused():
         with pytest.raises(rg.errors.ModelError, match=message) as error:
             Chain(*given[0], **given[1])
         assert "\n" not in str(error.value)
-    with pytest.raises(rg.errors.ModelError, match="sites is an answer of every recurrence"):
+    with pytest.raises(rg.errors.ModelError, match="sites is a method of every recurrence"):
         type("Named", (Recurrence,), {"sites": Input("T"), "rules": "goal += sites[0]"})
+    rules = Chain.rules.replace("* unary[t, n]", "* unary[t, n] * unary[t, m]")
+    with pytest.raises(rg.errors.ModelError, match=r"once at most, and .* reads one twice"):
+        type("Twice", (Chain,), {"rules": rules})(unary, transition)
     model = Chain(unary, transition)
     with pytest.raises(AttributeError):
         model.unary = unary
