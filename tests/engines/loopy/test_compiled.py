@@ -203,3 +203,21 @@ def test_threads_change_nothing():
     for (log_z, trace), (other, again) in zip(*answers, strict=True):
         same(log_z, other, 1e-12)
         assert trace == again
+
+
+@pytest.mark.parametrize("damping", [0.0, 0.4, 0.7])
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
+def test_damping_of_binary_graphs_of_logical_factors(damping, dtype):
+    """Where all variables are binary and no table has a hard zero, pairs of values are stored."""
+    places, generator = rg.VariableArray("x", (16, 16), 2), seeded(0)
+    worth = rg.Table(torch.randn(16, 16, 2, generator=generator, dtype=dtype))
+    one = rg.ExactlyOne(16)
+    runs = []
+    for kind in (rg.Automaton, Reference):
+        row = kind(one.transitions, one.log_accept.to(dtype), 16)
+        lines = [tuple(places[:, j] for j in range(16)), tuple(places[i] for i in range(16))]
+        blocks = [rg.FactorBlock((places,), worth), *(rg.FactorBlock(line, row) for line in lines)]
+        runs.append(loopy(rg.FactorGraph(blocks), damping=damping, sweeps=6, tolerance=0.0))
+    tolerance = 1e-9 if dtype == torch.float64 else 1e-4
+    same(runs[0].marginal(places), runs[1].marginal(places), tolerance)
+    assert runs[0].status.trace == pytest.approx(runs[1].status.trace, rel=1e2 * tolerance)
