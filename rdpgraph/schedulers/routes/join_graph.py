@@ -39,7 +39,8 @@ class JoinGraphRoute(Route):
             return self._bid(task, effort.JOINED * task.allowance.seconds, None, make)
         planned = task.once("clusters", lambda: _planned(task, clock.now() + left))
         if planned is None:
-            return None
+            refused = "no clusters larger than single factors fit into the memory and the time"
+            return Bid(Exactness.CLUSTERS, task.allowance.seconds, refused=refused)
         return self._bid(task, planned[0].seconds, planned[0], lambda: planned)
 
     @staticmethod
