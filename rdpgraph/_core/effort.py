@@ -1,9 +1,11 @@
 """Parts of a time budget, sizes of searches and of populations, and when each of them ends.
 
-Parts are of the seconds given, unless an entry says otherwise. They decide how good an approximate
+Parts are of the seconds given, or of the 0.9 of them that `Auto` keeps for approximate answers
+(`Task.allowance`), unless an entry says otherwise. They decide how good an approximate
 answer is after so many seconds, and were chosen by the scores of docs/benchmarks.md on models of
 UAI-2014 and UAI-2022. `tests/benchmarks/uai.py` (sums) and `tests/benchmarks/uai2022.py` (sums,
-modes, marginal modes) measure them again: compare the scores before and after a change.
+modes, marginal modes) measure them again: compare the scores before and after a change. Memory is
+not divided: each route may use all of it, as its file in `schedulers/routes/` says.
 """
 
 # Clocks and plans.

@@ -51,7 +51,8 @@ class Posterior(Inferred):
         graph: the model as declared, evidence included.
         solved: the graph that was solved in its place; None where a structure was solved.
         solve: solves a graph exactly, within the budget, for joints that no factor holds.
-        again: gives the posterior of another graph, by the scheduler of this one.
+        again: gives the posterior of another graph, by the scheduler of this one and without its
+            estimator.
     """
 
     graph: FactorGraph

@@ -51,7 +51,8 @@ class Chain(Structure):
     forward algorithm, `mode` by Viterbi's, and `k_best` is a list of the N best (N-best, list
     Viterbi); expected transitions are `edge_counts`. An item of length L has L states; its log Z is
     0 if L is 0. Beyond the length, marginals are zero and states -1. A chain without a possible
-    sequence has log Z -inf, and marginals, gradients and entropy zero.
+    sequence has log Z -inf, and marginals, gradients and entropy zero. Scores of the first and the
+    last state are added to the unary potentials, as by `Chain.crf(..., start=, end=)`.
 
     Every answer but states is differentiable in the potentials. log Z costs O(T N^2) in matrix
     products, and O(T N) memory for its gradient; with a shared transition nothing of size T N^2 is
