@@ -31,6 +31,7 @@ from rdpgraph.native.records import numbers
 
 _POINTER, _SIZE, _REAL, _FLAG = ctypes.c_void_p, ctypes.c_int64, ctypes.c_double, ctypes.c_int
 _SIGNATURES = {
+    "lay_out": (None, [_POINTER, _FLAG]),
     "sweep": (None, [*[_POINTER] * 5, *[_SIZE] * 2, *[_REAL] * 2, *[_FLAG] * 2]),
     "gather": (None, [*[_POINTER] * 3, _FLAG]),
     "update": (None, [*[_POINTER] * 6, _SIZE, _REAL, *[_FLAG] * 2]),
@@ -42,8 +43,12 @@ _SIGNATURES = {
     "sort_edges": (None, [_POINTER, _SIZE, _SIZE, _POINTER, _POINTER]),
 }
 """The result and the arguments of each function, of which there is one for each dtype."""
-_MOST_SLOTS = 16
-"""The most slots of a table, as `kMostSlots` in `sweep.h`."""
+_MOST_SLOTS, _FEW = 16, 7
+"""The most slots of a table, and the states of variables up to which messages are laid out for
+factors side by side; as `kMostSlots` and `kFew` in `sweep.h`."""
+_SIDE_BY_SIDE, _PANEL_BYTES = 16, 128
+"""The most tables that stand side by side, which fill a vector of the widest kind, and the bytes of
+a row of a panel there, as in `panels.h`."""
 
 Ints = npt.NDArray[np.int32]
 
@@ -68,22 +73,15 @@ def _serves(kernel: MessageKernel) -> bool:
     if isinstance(kernel, TableKernel):
         shape = kernel.group.log_tables.shape[2:]
         small = math.prod(shape) <= tuning.SWEPT_TABLE and len(shape) <= _MOST_SLOTS
-        return small and kernel.group.extent[1] < math.inf  # False for NaN
+        return (small or len(shape) == 2) and kernel.group.extent[1] < math.inf  # False for NaN
     # A subclass may answer in a way of its own.
     return isinstance(kernel, HighOrderKernel) and type(kernel.block.potential) is Automaton
-
-
-def is_logical(equations: Equations) -> bool:
-    """Return whether some factor computes messages itself, as logical factors do."""
-    return any(isinstance(kernel, HighOrderKernel) for kernel in equations.kernels)
 
 
 def log_partition(equations: Equations, messages: Messages) -> Tensor:
     """Return `Equations.log_partition`, by compiled code where no gradient is recorded."""
     recorded = equations.records or any(message.requires_grad for message in messages)
-    if (recorded and torch.is_grad_enabled()) or not is_logical(equations):
-        return equations.log_partition(messages)
-    if not is_served(equations):
+    if (recorded and torch.is_grad_enabled()) or not is_served(equations):
         return equations.log_partition(messages)
     compiled = compiled_messages(equations)
     return compiled.log_partition(compiled.flat(messages))
@@ -111,23 +109,38 @@ class CompiledMessages:
         self._edges, self._dtype = equations.edges, equations.dtype
         self._layout, self._kept = equations.edges.remembered("compiled", _Layout), list[Any]()
         self._width = self._layout.beliefs * (1 + equations.vanishing)
+        self._items = equations.batch
         # The active number of each variable, class by class.
         self._active = torch.cat([c.variables for c in equations.edges.classes])
         self._address = self._keep(array("q", numbers(self._model(equations))))
+        self._laid_out = False
 
     def flat(self, messages: Messages) -> Tensor:
         """Return messages by class as one tensor, a copy."""
-        rows = [message.detach().reshape(len(message), -1) for message in messages]
-        return torch.cat(rows, 1).contiguous()
+        parts = [
+            (message.transpose(1, 2) if c.state_step == 1 else message).flatten(1)
+            for message, c in zip(messages, self._layout.classes, strict=True)
+        ]
+        return torch.cat(parts, 1).detach().contiguous()
 
     def by_class(self, flat: Tensor) -> Messages:
         """Return one tensor of messages by class, as a copy."""
-        classes = self._edges.classes
-        parts = flat.split([c.size * c.count for c in classes], 1)
-        return tuple(
-            part.reshape(len(part), c.size, c.count).clone()
-            for part, c in zip(parts, classes, strict=True)
-        )
+        classes, result = self._layout.classes, list[Tensor]()
+        parts = flat.split([c.states * c.edges for c in classes], 1)
+        for part, c in zip(parts, classes, strict=True):
+            if c.state_step == 1:
+                part = part.unflatten(1, (c.edges, c.states)).transpose(1, 2)
+            else:
+                part = part.unflatten(1, (c.states, c.edges))
+            result.append(part.clone(memory_format=torch.contiguous_format))
+        return tuple(result)
+
+    def _prepared(self) -> int:
+        """Return the address of the model, whose tables have the form in which they multiply."""
+        if not self._laid_out:
+            _function("lay_out", self._dtype)(self._address, self._threads(self._items))
+            self._laid_out = True
+        return self._address
 
     def sweep(
         self, flat: Tensor, items: Tensor, most: int, tolerance: float, keep: float,
@@ -141,8 +154,9 @@ class CompiledMessages:
         changes = torch.zeros(most, len(items), dtype=torch.float64, device="cpu")
         done = torch.zeros(len(items), dtype=torch.long, device="cpu")
         _function("sweep", self._dtype)(
-            self._address, flat.data_ptr(), items.data_ptr(), changes.data_ptr(), done.data_ptr(),
-            len(items), most, tolerance, keep, in_values, self._threads(len(items)),
+            self._prepared(), flat.data_ptr(), items.data_ptr(), changes.data_ptr(),
+            done.data_ptr(), len(items), most, tolerance, keep, in_values,
+            self._threads(len(items)),
         )  # fmt: skip
         return changes[: int(done.amax())], done
 
@@ -162,8 +176,8 @@ class CompiledMessages:
         changes = torch.zeros(len(flat), dtype=torch.float64, device="cpu")
         chosen = chosen.contiguous()
         _function("update", self._dtype)(
-            self._address, flat.data_ptr(), sums.data_ptr(), chosen.data_ptr(), changes.data_ptr(),
-            None, len(chosen), keep, in_values, self._threads(len(flat)),
+            self._prepared(), flat.data_ptr(), sums.data_ptr(), chosen.data_ptr(),
+            changes.data_ptr(), None, len(chosen), keep, in_values, self._threads(len(flat)),
         )  # fmt: skip
         return changes
 
@@ -172,7 +186,7 @@ class CompiledMessages:
         deltas = torch.zeros(self._edges.count, dtype=torch.float64, device="cpu")
         changes = torch.zeros(1, dtype=torch.float64, device="cpu")
         _function("update", self._dtype)(
-            self._address, flat.data_ptr(), sums.data_ptr(), None, changes.data_ptr(),
+            self._prepared(), flat.data_ptr(), sums.data_ptr(), None, changes.data_ptr(),
             deltas.data_ptr(), 0, 0.0, 0, 1,
         )  # fmt: skip
         return deltas
@@ -181,7 +195,7 @@ class CompiledMessages:
         """Return the (B,) approximate log Z in float64: `Equations.log_partition`."""
         totals = torch.zeros(len(flat), dtype=torch.float64, device="cpu")
         _function("partition", self._dtype)(
-            self._address, flat.data_ptr(), totals.data_ptr(), self._threads(len(flat))
+            self._prepared(), flat.data_ptr(), totals.data_ptr(), self._threads(len(flat))
         )
         return totals
 
@@ -260,8 +274,6 @@ class CompiledMessages:
         # What a belief of a state that is absent is taken to be, and the lowest message.
         seen = BOTTOM if equations.bounded or equations.forest else FLOOR
         lowest = max(equations.lowest, torch.finfo(equations.dtype).min)
-        # Workspace: an automaton keeps its forward sums at every slot.
-        spans = [(r.states, r.slots + 1) if r.is_automaton else (0, 0) for r in records]
         return Model(
             batch=equations.batch,
             class_count=len(layout.classes),
@@ -286,10 +298,6 @@ class CompiledMessages:
             vanishing=int(equations.vanishing),
             bounded=int(equations.bounded),
             reals=self._keep(array("d", [equations.temperature, lowest, seen])),
-            most_entries=max((r.all_entries for r in records), default=1),
-            most_slots=max((r.slots for r in records), default=1),
-            most_forward=max([1, *(states * slots for states, slots in spans)]),
-            most_spare=max([1, *(2 * states for states, _ in spans)]),
         )
 
     def _kernel(self, number: int, kernel: MessageKernel) -> KernelRecord:
@@ -318,20 +326,43 @@ class CompiledMessages:
         }
 
     def _tables(self, number: int, kernel: TableKernel, shared: dict[str, int]) -> KernelRecord:
-        shape = tuple(kernel.group.log_tables.shape[2:])
-        logs, values = kernel.logs.detach().contiguous(), kernel.scaled.detach().contiguous()
-        cells, tables = math.prod(shape), logs.shape[-1]
+        # Tables as they were given, unless they are divided by something.
+        group, rows = kernel.group, 0
+        logs = group.log_tables.detach()
+        if kernel.weights is not None or kernel.temperature not in (0.0, 1.0):
+            logs = kernel.logs.detach().movedim(-1, 1)
+        elif group.rows is not None:
+            rows = self._keep(group.rows.to(torch.int32))
+        logs = logs.contiguous()
+        items, tables, *shape = logs.shape
+        cells = math.prod(shape)
+        # Room for tables in the form of `tables.h`: one that all factors share as its cells or as
+        # panels for both directions, others as matrices or side by side, where vectors are filled.
+        is_pairs = len(shape) == 2 and max(shape) > _FEW
+        each = cells * tables
+        if is_pairs and tables == 1:
+            wide = _PANEL_BYTES // logs.element_size()
+            each = sum(-(-one // wide) * wide * other for one, other in (shape, shape[::-1]))
+        elif not is_pairs and tables > 1:
+            each = cells * -(-kernel.count // _SIDE_BY_SIDE) * _SIDE_BY_SIDE
         return KernelRecord(
             is_automaton=0,
+            is_pairs=int(is_pairs),
             **self._places(number, len(shape), shape),
             **shared,
             left=0,
             settled=0,
             settled_item=0,
             logs=self._keep(logs),
-            values=self._keep(values),
-            values_item=cells * tables if len(logs) > 1 else 0,
+            logs_item=cells * tables if items > 1 else 0,
+            logs_table=cells,
+            logs_cell=1,
             tables=tables,
+            rows=rows,
+            values=self._keep(logs.new_empty(items, each)),
+            values_item=each if items > 1 else 0,
+            peaks=self._keep(logs.new_empty(items, tables)),
+            lows=self._keep(logs.new_empty(items, tables)),
             cells=cells,
             states=0,
             transitions=0,
@@ -354,15 +385,22 @@ class CompiledMessages:
         settled = kernel.settled_states.transpose(1, 2).to(torch.int32).contiguous()
         return KernelRecord(
             is_automaton=1,
+            is_pairs=0,
             **self._places(number, slots, [size] * slots),
             **shared,
             left=self._left(number, kernel, slots, size),
             settled=self._keep(settled),
             settled_item=slots * kernel.count if len(settled) > 1 else 0,
             logs=self._keep(logs.contiguous()),
-            values=0,
-            values_item=math.prod(logs.shape[1:]) if len(logs) > 1 else 0,
+            logs_item=math.prod(logs.shape[1:]) if len(logs) > 1 else 0,
+            logs_table=1,
+            logs_cell=logs.shape[-1],
             tables=logs.shape[-1],
+            rows=0,
+            values=0,
+            values_item=0,
+            peaks=0,
+            lows=0,
             cells=0,
             states=len(potential.transitions),
             transitions=self._keep(np.ascontiguousarray(steps)),
@@ -407,15 +445,16 @@ class _Layout:
         self._edges, self.classes = edges, list[Class]()
         message = belief = variable = 0
         for c in edges.classes:
+            steps = (1, c.count) if c.size <= _FEW else (c.size, 1)
             self.classes.append(
-                Class(c.size, len(c.variables), c.count, variable, c.first, message, belief)
+                Class(c.size, len(c.variables), c.count, variable, c.first, message, belief, *steps)
             )
             message += c.size * c.count
             belief += c.size * len(c.variables)
             variable += len(c.variables)
         self.entries, self.beliefs = message, belief
         pairs = list(zip(self.classes, edges.classes, strict=True))
-        places = [np.arange(c.edges) + c.message for c, _ in pairs]
+        places = [np.arange(c.edges) * c.edge_step + c.message for c, _ in pairs]
         ends = [own.variable.numpy() + c.variable for c, own in pairs]
         self.ends = _joined(ends, np.int32)
         # The edges of each variable one after the other.
@@ -447,7 +486,8 @@ class _Layout:
             segment, rows = edges.segments[number], self._rows(kernel, port)
             c, slot = self.classes[segment.size_class], edges.ports[kernel][port].slot
             own = edges.classes[segment.size_class].variable[segment.start : segment.stop].numpy()
-            messages[slot, rows] = c.message + np.arange(segment.start, segment.stop)
+            places = np.arange(segment.start, segment.stop)
+            messages[slot, rows] = c.message + places * c.edge_step
             beliefs[slot, rows] = c.belief + own * c.states
             homes[slot, rows] = segment.size_class
         return messages, beliefs, homes

@@ -13,8 +13,8 @@ Bethe approximation (Yedidia, Freeman, Weiss 2005). With the probabilities that 
 tree holds an edge as c it is tree-reweighted, and log Z an upper bound (Wainwright, Jaakkola,
 Willsky 2005). With t = 0 it is max-product.
 
-In graphs with logical factors, on the CPU and without gradients, `kernels/messages/sweep.h` of the
-compiled code does the same: a change here is one there (`compiled.py`).
+On the CPU and without gradients, `kernels/messages/sweep.h` of the compiled code does the same: a
+change here is one there (`compiled.py`).
 """
 
 import math

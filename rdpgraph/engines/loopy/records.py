@@ -12,7 +12,7 @@ from rdpgraph.native.records import header
 
 @dataclass(frozen=True, slots=True)
 class Class:
-    """The variables with equally many states. Messages are (states, edges), beliefs the reverse."""
+    """The variables with equally many states. Beliefs are (variables, states)."""
 
     states: int
     variables: int  # how many there are
@@ -21,6 +21,10 @@ class Class:
     edge: int  # number of the first edge
     message: int  # place of the first message of an item
     belief: int  # place of the first belief of an item
+    # From a message's place to that of the next edge's, and to that of its next state. Messages of
+    # few states are (states, edges), and those of many are (edges, states).
+    edge_step: int
+    state_step: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,6 +32,7 @@ class KernelRecord:
     """A block of factors of one kind: tables, or automata that read their slots in order."""
 
     is_automaton: int
+    is_pairs: int  # 1: tables of two variables of many states, as `pairs.h` multiplies them
     factors: int
     slots: int
     # (slots, factors) of int32: the place of each slot's first message, below 0 where its variable
@@ -41,12 +46,20 @@ class KernelRecord:
     sizes: int  # (slots,) numbers of states, of int64
     entries: int  # (slots,) place of each slot's first state among those of all slots
     all_entries: int
-    # (items or 1, cells or states of the automaton, factors or 1) log-values, divided by counting
-    # numbers and the temperature; and those of tables as values with a maximum of one
+    # Log-values, divided by counting numbers and the temperature, of the cells of tables or of the
+    # states of automata; and their strides from an item, a table and a cell to the next, or 0
     logs: int
+    logs_item: int
+    logs_table: int
+    logs_cell: int
+    tables: int  # how many there are
+    rows: int  # (factors,) of int32, the table of each; 0: each has its own, or all have one
+    # Tables as they are multiplied (`tables.h`), with a maximum of one or, for maxima, of zero
     values: int
-    values_item: int
-    tables: int  # the factors that have their own: all or one
+    values_item: int  # the stride from one item to the next, or 0
+    # (items or 1, tables) what was taken off the logs, and the lowest finite ones after that
+    peaks: int
+    lows: int
     cells: int  # of a table
     states: int  # of the automaton
     transitions: int  # (steps, 3) of int32: from, state of the slot, to; sorted, dead ends left out
@@ -82,11 +95,6 @@ class Model:
     vanishing: int  # 1 if messages may hold hard zeros
     bounded: int  # 1 if messages are not clamped
     reals: int  # (3,) of float64: temperature, bound from below on logs, and how low a log is seen
-    # The most of any block: entries and slots, states before all slots, and twice the states.
-    most_entries: int
-    most_slots: int
-    most_forward: int
-    most_spare: int
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from rdpgraph.engines.loopy.arithmetic import neighbours, rescaled, take
 from rdpgraph.engines.loopy.clusters import ClusterKernel
-from rdpgraph.engines.loopy.compiled import compiled_messages, is_logical, is_served
+from rdpgraph.engines.loopy.compiled import compiled_messages, is_served
 from rdpgraph.engines.loopy.edges import Edges
 from rdpgraph.engines.loopy.equations import Equations, Messages
 from rdpgraph.engines.loopy.high_order import HighOrderKernel
@@ -151,7 +151,7 @@ def serves(equations: Equations, damping: Damping) -> bool:
         return False
     if damping.share and type(damping) not in (LogDamping, ProbabilityDamping):
         return False
-    return is_logical(equations) and is_served(equations)
+    return is_served(equations)
 
 
 class _Compiled(Sweeper):

@@ -1,18 +1,28 @@
 // Entry points of message passing in whole graphs, in each floating type.
 
+#include "flushed.h"
 #include "messages/decide.h"
 #include "messages/odds.h"
-#include "messages/sweep.h"
+#include "messages/tables.h"
 
 namespace {
 
-// Runs on ranges of a block's factors, as many at a time as a vector has lanes.
+template <typename T> struct Type { typedef T type; };
+
+// Runs `run(worker, a, b, wide)` on ranges of so many factors of a block, each with a worker of its own, which takes
+// `wide` factors at a time.
 template <typename Real, typename Work, typename Run>
-void by_vectors(const KernelRecord& kernel, int threads, Run run) {
-  constexpr int64_t wide = lanes<Work>();
-  by_items((kernel.factors + wide - 1) / wide, threads, [&](int64_t a, int64_t b) {
-    run(a * wide, std::min(b * wide, kernel.factors));
-  });
+void by_workers(const Propagation<Real>& p, const KernelRecord& kernel, int64_t item, Real* messages,
+                const Real* beliefs, int64_t factors, int threads, Run run) {
+  const auto each = [&](auto which, int64_t wide) {
+    by_items((factors + wide - 1) / wide, threads, [&](int64_t a, int64_t b) {
+      const Flushed flushed;
+      typename decltype(which)::type worker(p, kernel, item, messages, beliefs);
+      run(worker, a * wide, std::min(b * wide, factors), wide);
+    });
+  };
+  if (kernel.is_pairs) each(Type<PairWorker<Real>>(), PairWorker<Real>::kSide);
+  else each(Type<Worker<Real, Work>>(), lanes<Work>());
 }
 
 // The largest numbers of several threads.
@@ -21,20 +31,29 @@ template <typename T> void raise(T& most, T value) {
   most = value > most ? value : most;
 }
 
+// Updates factors of all blocks: those of a list for each block, or all; returns the largest change.
+template <typename Real, typename Work>
+double update_factors(const Propagation<Real>& p, int64_t item, Real* messages, const Real* beliefs,
+                      const std::vector<int32_t>* lists, const Update& how, int threads) {
+  double most = 0;
+  for (int64_t n = 0; n < p.model.kernel_count; ++n) {
+    const int32_t* list = lists ? lists[n].data() : nullptr;
+    const int64_t factors = lists ? int64_t(lists[n].size()) : p.kernels[n].factors;
+    by_workers<Real, Work>(p, p.kernels[n], item, messages, beliefs, factors, threads,
+                           [&](auto& worker, int64_t a, int64_t b, int64_t wide) {
+      double largest = 0;
+      for (int64_t f = a; f < b; f += wide) largest = std::max(largest, double(worker.update(list, f, b, how)));
+      raise(most, largest);
+    });
+  }
+  return most;
+}
+
 template <typename Real, typename Work>
 double sweep_once(const Propagation<Real>& p, int64_t item, Real* messages, Real* beliefs,
                   const Update& how, int threads) {
   p.gather_all(item, messages, beliefs, threads);
-  double most = 0;
-  for (int64_t n = 0; n < p.model.kernel_count; ++n)
-    by_vectors<Real, Work>(p.kernels[n], threads, [&](int64_t a, int64_t b) {
-      Worker<Real, Work> worker(p, item, messages, beliefs);
-      double largest = 0;
-      for (int64_t f = a; f < b; f += lanes<Work>())
-        largest = std::max(largest, double(worker.update(p.kernels[n], nullptr, f, b, how)));
-      raise(most, largest);
-    });
-  return most;
+  return update_factors<Real, Work>(p, item, messages, beliefs, nullptr, how, threads);
 }
 
 // Sweeps all messages of each item until none changes by more than the tolerance; (sweeps, items) largest
@@ -84,19 +103,12 @@ void update_some(const Model& model, Real* messages, Real* beliefs, const int64_
   }
   const Update how{keep, in_values, deltas ? nullptr : only.data(), deltas};
   const int64_t width = model.beliefs * (model.vanishing ? 2 : 1);
-  by_items(model.batch, threads, [&](int64_t a, int64_t b) {
+  const bool apart = model.batch >= threads;  // an item for each thread
+  by_items(model.batch, apart ? threads : 1, [&](int64_t a, int64_t b) {
     for (int64_t item = a; item < b; ++item) {
       Real *own = messages + item * model.entries, *sums = beliefs + item * width;
-      Worker<Real, Work> worker(p, item, own, sums);
-      double most = 0;
-      for (int64_t n = 0; n < model.kernel_count; ++n) {
-        const int64_t size = deltas ? p.kernels[n].factors : int64_t(lists[n].size());
-        for (int64_t f = 0; f < size; f += lanes<Work>()) {
-          const int32_t* list = deltas ? nullptr : lists[n].data();
-          most = std::max(most, double(worker.update(p.kernels[n], list, f, size, how)));
-        }
-      }
-      changes[item] = most;
+      changes[item] = update_factors<Real, Work>(p, item, own, sums, deltas ? nullptr : lists.data(), how,
+                                                 apart ? 1 : threads);
       for (int64_t v : variables) {
         int64_t n = 0;
         while (v >= p.classes[n].variable + p.classes[n].variables) ++n;
@@ -117,12 +129,13 @@ void partition_all(const Model& model, Real* messages, double* totals, int threa
     for (int64_t item = a; item < b; ++item) {
       Real* own = messages + item * model.entries;
       p.gather_all(item, own, beliefs.data(), 1);
-      Worker<Real, Work> worker(p, item, own, beliefs.data());
       bool dead = false;
       double total = 0;
       for (int64_t n = 0; n < model.kernel_count; ++n)
-        for (int64_t f = 0; f < p.kernels[n].factors; f += lanes<Work>())
-          total += worker.partition(p.kernels[n], f, dead);
+        by_workers<Real, Work>(p, p.kernels[n], item, own, beliefs.data(), p.kernels[n].factors, 1,
+                               [&](auto& worker, int64_t first, int64_t last, int64_t wide) {
+          for (int64_t f = first; f < last; f += wide) total += worker.partition(f, last, dead);
+        });
       for (int64_t n = 0; n < model.class_count; ++n) {
         const Class& c = p.classes[n];
         for (int64_t v = 0; v < c.variables; ++v) {
@@ -215,6 +228,14 @@ void flood_all(const OddsModel& model, const int64_t* items, double* changes, in
   });
 }
 
+// Runs in the type in which a model computes: that of its messages, or double for sums over automata.
+template <typename Real, typename Run> void in_work(const Model& model, Run run) {
+  const Propagation<Real> p(model);
+  const auto automata = [](const KernelRecord& k) { return k.is_automaton != 0; };
+  if (p.temperature > 0 && std::any_of(p.kernels, p.kernels + model.kernel_count, automata)) run(double());
+  else run(Real());
+}
+
 }  // namespace
 
 extern "C" {
@@ -223,7 +244,6 @@ extern "C" {
 int64_t record_bytes(int64_t which) { return kRecordBytes[which]; }
 #endif
 
-// Sums are computed in double, and maxima in the type of the messages.
 #define MESSAGES(Real, name)                                                                              \
   void sweep_##name(const Model* model, Real* messages, const int64_t* items, double* changes,            \
                     int64_t* done, int64_t count, int64_t sweeps, double tolerance, double keep,          \
@@ -233,8 +253,10 @@ int64_t record_bytes(int64_t which) { return kRecordBytes[which]; }
       sweep_all<Real, decltype(work)>(*model, messages, items, changes, done, count, sweeps, tolerance,   \
                                       how, threads);                                                      \
     };                                                                                                    \
-    if (reinterpret_cast<const double*>(model->reals)[0] > 0) run(double());                              \
-    else run(Real());                                                                                     \
+    in_work<Real>(*model, run);                                                                           \
+  }                                                                                                       \
+  void lay_out_##name(const Model* model, int threads) {                                                  \
+    in_work<Real>(*model, [&](auto work) { lay_out<Real, decltype(work)>(*model, threads); });            \
   }                                                                                                       \
   void gather_##name(const Model* model, const Real* messages, Real* beliefs, int threads) {              \
     const Propagation<Real> p(*model);                                                                    \
@@ -249,15 +271,13 @@ int64_t record_bytes(int64_t which) { return kRecordBytes[which]; }
       update_some<Real, decltype(work)>(*model, messages, beliefs, chosen, changes, deltas, count, keep,  \
                                         in_values != 0, threads);                                         \
     };                                                                                                    \
-    if (reinterpret_cast<const double*>(model->reals)[0] > 0) run(double());                              \
-    else run(Real());                                                                                     \
+    in_work<Real>(*model, run);                                                                           \
   }                                                                                                       \
   void partition_##name(const Model* model, Real* messages, double* totals, int threads) {                \
     const auto run = [&](auto work) {                                                                     \
       partition_all<Real, decltype(work)>(*model, messages, totals, threads);                             \
     };                                                                                                    \
-    if (reinterpret_cast<const double*>(model->reals)[0] > 0) run(double());                              \
-    else run(Real());                                                                                     \
+    in_work<Real>(*model, run);                                                                           \
   }                                                                                                       \
   void layers_##name(const Model* model, const int64_t* active, int64_t* outwards, int64_t* colours,      \
                      int64_t* peeled, int64_t* counts, int peels) {                                       \

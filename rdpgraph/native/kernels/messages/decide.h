@@ -177,7 +177,7 @@ struct Decider {
 
   // The message of a decided variable along one of its edges.
   void hold(const Class& c, int64_t place, int64_t state) {
-    for (int64_t x = 0; x < c.states; ++x) in[place + x * c.edges] = x == state ? 0 : kNever<double>;
+    for (int64_t x = 0; x < c.states; ++x) in[place + x * c.state_step] = x == state ? 0 : kNever<double>;
   }
 
   // Holds all variables, or those that are not free; others send their cavities, with a maximum of zero.
@@ -187,7 +187,7 @@ struct Decider {
     for (int64_t n = 0; n < p.model.class_count; ++n) {
       const Class& c = p.classes[n];
       for (int64_t e = 0; e < c.edges; ++e) {
-        const int64_t v = ends[c.edge + e], place = c.message + e;
+        const int64_t v = ends[c.edge + e], place = c.message + e * c.edge_step;
         if (!messages || !free[v]) {
           hold(c, place, states[v]);
           continue;
@@ -195,24 +195,20 @@ struct Decider {
         const Real *sums = beliefs + c.belief + (v - c.variable) * c.states, *dead = sums + p.model.beliefs;
         double peak = kNever<double>;
         for (int64_t x = 0; x < c.states; ++x) {
-          const Real message = messages[place + x * c.edges];
+          const Real message = messages[place + x * c.state_step];
           double value = double(sums[x] - message);
           if (p.model.vanishing) {
             const bool none = message == kNever<Real>;
             if (none) value = sums[x];
             if (dead[x] - none > Real(0.5)) value = kNever<double>;
           }
-          in[place + x * c.edges] = value;
+          in[place + x * c.state_step] = value;
           peak = std::max(peak, value);
         }
         if (peak > kNever<double>)
-          for (int64_t x = 0; x < c.states; ++x) in[place + x * c.edges] -= peak;
+          for (int64_t x = 0; x < c.states; ++x) in[place + x * c.state_step] -= peak;
       }
     }
-  }
-
-  const Real* logs_of(const KernelRecord& k, int64_t f) const {
-    return p.template at<const Real>(k.logs) + item * k.values_item + (k.tables == 1 ? 0 : f);
   }
 
   // What arrives at a slot of a factor, over all its states.
@@ -227,7 +223,7 @@ struct Decider {
     const Class& c = p.classes[p.template at<const int32_t>(k.homes)[at]];
     const int32_t* left = k.left ? p.template at<const int32_t>(k.left) + at * size : nullptr;
     if (left) std::fill(into, into + size, kNever<double>);
-    for (int64_t j = 0; j < c.states; ++j) into[left ? left[j] : j] = in[e + j * c.edges];
+    for (int64_t j = 0; j < c.states; ++j) into[left ? left[j] : j] = in[e + j * c.state_step];
   }
 
   // The best value of a factor for each state of a slot, given what arrives at the others.
@@ -239,7 +235,7 @@ struct Decider {
 
   void answer_automaton(const KernelRecord& k, int64_t f, int64_t slot) {
     const int32_t* steps = p.template at<const int32_t>(k.transitions);
-    const Real* accept = logs_of(k, f);
+    const Real* accept = p.logs_of(k, item, f);
     std::fill(before.begin(), before.end(), kNever<double>);
     before[0] = 0;
     for (int64_t s = 0; s < slot; ++s) {
@@ -249,7 +245,7 @@ struct Decider {
         next[steps[i + 2]] = std::max(next[steps[i + 2]], before[steps[i]] + at_slot[steps[i + 1]]);
       before.swap(next);
     }
-    for (int64_t q = 0; q < k.states; ++q) after[q] = accept[q * k.tables];
+    for (int64_t q = 0; q < k.states; ++q) after[q] = accept[q * k.logs_cell];
     for (int64_t s = k.slots - 1; s > slot; --s) {
       load(k, f, s, at_slot.data());
       std::fill(next.begin(), next.begin() + k.states, kNever<double>);
@@ -263,7 +259,7 @@ struct Decider {
 
   void answer_table(const KernelRecord& k, int64_t f, int64_t slot) {
     const int64_t *sizes = p.template at<const int64_t>(k.sizes), *entries = p.template at<const int64_t>(k.entries);
-    const Real* logs = logs_of(k, f);
+    const Real* logs = p.logs_of(k, item, f);
     std::vector<double>& arrived = table;
     if (int64_t(arrived.size()) < k.all_entries) arrived.resize(k.all_entries);
     for (int64_t s = 0; s < k.slots; ++s) {
@@ -276,7 +272,7 @@ struct Decider {
     for (int64_t number = 0; number < k.cells; ++number) {
       for (int64_t s = changed; s < k.slots; ++s) sum[s + 1] = sum[s] + arrived[entries[s] + digits[s]];
       double& best = sent[digits[slot]];
-      best = std::max(best, sum[k.slots] + double(logs[number * k.tables]));
+      best = std::max(best, sum[k.slots] + double(logs[number * k.logs_cell]));
       changed = k.slots - 1;
       while (changed >= 0 && ++digits[changed] == sizes[changed]) digits[changed--] = 0;
     }
@@ -299,7 +295,7 @@ struct Decider {
       for (int64_t x = 0; x < c.states; ++x)
         zeros[x] = own[x] == kNever<Real>, sums[x] = zeros[x] ? 0 : double(own[x]);
       for (int64_t i = starts[v]; i < starts[v + 1]; ++i) {
-        const int64_t e = c.edge + incident[i] - c.message;
+        const int64_t e = p.edge_of(c, incident[i]);
         int64_t which = 0;
         while (owners[e] >= firsts[which + 1]) ++which;
         const KernelRecord& k = p.kernels[which];
@@ -364,12 +360,12 @@ struct Decider {
   }
 
   double value(const KernelRecord& k, int64_t f) const {
-    const Real* logs = logs_of(k, f);
+    const Real* logs = p.logs_of(k, item, f);
     int64_t number = 0;  // of a cell, or the state of the automaton
     if (!k.is_automaton) {
       const int64_t* sizes = p.template at<const int64_t>(k.sizes);
       for (int64_t s = 0; s < k.slots; ++s) number = number * sizes[s] + state_at(k, f, s);
-      return logs[number * k.tables];
+      return logs[number * k.logs_cell];
     }
     const int32_t* steps = p.template at<const int32_t>(k.transitions);
     for (int64_t s = 0; s < k.slots; ++s) {
@@ -379,7 +375,7 @@ struct Decider {
       if (i == 3 * k.steps) return kNever<double>;
       number = steps[i + 2];
     }
-    return logs[number * k.tables];
+    return logs[number * k.logs_cell];
   }
 };
 

@@ -14,10 +14,13 @@ struct Class {
   int64_t edge;
   int64_t message;
   int64_t belief;
+  int64_t edge_step;
+  int64_t state_step;
 };
 
 struct KernelRecord {
   int64_t is_automaton;
+  int64_t is_pairs;
   int64_t factors;
   int64_t slots;
   int64_t edges;
@@ -30,9 +33,15 @@ struct KernelRecord {
   int64_t entries;
   int64_t all_entries;
   int64_t logs;
+  int64_t logs_item;
+  int64_t logs_table;
+  int64_t logs_cell;
+  int64_t tables;
+  int64_t rows;
   int64_t values;
   int64_t values_item;
-  int64_t tables;
+  int64_t peaks;
+  int64_t lows;
   int64_t cells;
   int64_t states;
   int64_t transitions;
@@ -65,10 +74,6 @@ struct Model {
   int64_t vanishing;
   int64_t bounded;
   int64_t reals;
-  int64_t most_entries;
-  int64_t most_slots;
-  int64_t most_forward;
-  int64_t most_spare;
 };
 
 struct OddsGroup {
