@@ -39,9 +39,10 @@ class Approximations(Delegate):
     def messages(self) -> "FirstConverged":
         """The messages that answer sums."""
 
+    @property
     @abstractmethod
-    def bounds_of_mode(self) -> tuple[Tensor, Tensor]:
-        """Return bounds (B,) and (B,) on log Z that a mode gives; -inf and inf without one."""
+    def bounds_by_mode(self) -> tuple[Tensor, Tensor]:
+        """(B,) and (B,) bounds on log Z that a mode gives, float64; -inf and inf without one."""
 
     def with_exact(self, exactly: Callable[[float], Solution]) -> "Approximations":
         """The same, with a function that gives log Z alone within some seconds.
@@ -175,14 +176,10 @@ class FirstConverged(Approximations):
             return status
         return replace(status, remedy="; ".join(filter(None, (status.remedy, self.remedy))))
 
-    def bounds_of_mode(self) -> tuple[Tensor, Tensor]:
-        return self.bounds_by_mode
-
     @cached_property
-    def bounds_by_mode(self) -> tuple[Tensor, Tensor]:
+    def bounds_by_mode(self) -> tuple[Tensor, Tensor]:  # pyright: ignore[reportIncompatibleMethodOverride]
         """(B,) and (B,) -inf and inf: without a search there is no mode that bounds log Z."""
-        infinite = torch.full((self.network.batch,), math.inf, dtype=torch.float64, device="cpu")
-        return -infinite, infinite
+        return self.network.no_bounds
 
     def bounds(self) -> tuple[Tensor, Tensor]:
         """(B,) and (B,) bounds on log Z, by the messages if they are bounds."""

@@ -74,7 +74,7 @@ def messages(*every: Said) -> FirstConverged:
 
 def best_known(drawn: Drawn, *every: Said, exactly=None) -> BestKnown:
     said = messages(*every)
-    return BestKnown(said, lambda _: drawn, exactly, said.allowance)  # pyright: ignore
+    return BestKnown(said, lambda _: drawn, said.allowance, exactly)  # pyright: ignore
 
 
 def test_sweeps_that_did_not_settle_are_nearer_than_a_bound():

@@ -89,12 +89,11 @@ class CountedSolution(Solution):
         """(B,) and (B,): log Z, or if no count ends in time bounds by messages."""
         with suppress(BudgetError):
             return super().bounds()
-        infinite = torch.full((self.network.batch,), math.inf, dtype=torch.float64, device="cpu")
         with torch.no_grad():
             seconds = effort.SUM_BOUNDS * self.allowance.seconds
             bounding = Bounding(self.network, min(self.memory, effort.BOUNDS_BYTES))
             states = bounding.maxima(seconds).states
-            return bounding.within((-infinite, infinite), 1.0, [states], seconds)
+            return bounding.within(1.0, [states], seconds)
 
     @cached_property
     def _tracked(self) -> list[Tensor]:

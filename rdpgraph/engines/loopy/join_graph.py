@@ -156,7 +156,7 @@ class JoinedSolution(Supplemented):
             known = likeliest(self, self.network.graph), self.possible_mode()
         with self.allowance.spending(), torch.no_grad():
             seconds = self.allowance.left(effort.LOOPY_REPAIR)
-            return self._bounding.within(ends, 1.0, known, seconds)
+            return self._bounding.within(1.0, known, seconds, ends)
 
     @cached_property
     def _bounding(self) -> Bounding:

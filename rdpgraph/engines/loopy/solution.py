@@ -264,7 +264,7 @@ class LoopySolution(Approximation):
         if not self.network.impossible:
             known = likeliest(self, self.network.graph), self.possible_mode()
         with self._bounding_seconds() as seconds, torch.no_grad():
-            return self._bounding.within(ends, self.temperature, known, seconds)
+            return self._bounding.within(self.temperature, known, seconds, ends)
 
     @cached_property
     def _bounding(self) -> Bounding:

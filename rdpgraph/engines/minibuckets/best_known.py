@@ -48,9 +48,9 @@ class BestKnown(Approximations):
     others: Approximations  # answer all other questions
     # gives estimates with errors and bounds, within some seconds
     drawn: Callable[[float], MiniBucketSolution] = field(repr=False)
-    # gives log Z alone within some seconds, or raises `BudgetError`; None if too large
-    exactly: Callable[[float], Solution] | None = field(repr=False)
     allowance: Allowance  # seconds, those of the messages
+    # gives log Z alone within some seconds, or raises `BudgetError`; None if too large
+    exactly: Callable[[float], Solution] | None = field(default=None, repr=False)
 
     def _ask(self, question: Question[Value]) -> Value:
         return question(self.others)
@@ -60,8 +60,10 @@ class BestKnown(Approximations):
         """The messages among the others."""
         return self.others.messages
 
-    def bounds_of_mode(self) -> tuple[Tensor, Tensor]:
-        return self.others.bounds_of_mode()
+    @property
+    def bounds_by_mode(self) -> tuple[Tensor, Tensor]:
+        """Bounds of the others, which give the mode."""
+        return self.others.bounds_by_mode
 
     def with_exact(self, exactly: Callable[[float], Solution]) -> "BestKnown":
         """Return these answers with log Z alone by exact inference, where it ends in time."""
@@ -195,15 +197,13 @@ class BestKnown(Approximations):
         """(B,) and (B,): -inf and +inf once stopped, where nothing was drawn; else None."""
         if not clock.stopped() or "_drawn" in self.__dict__:
             return None
-        batch = self.messages.network.batch
-        infinite = torch.full((batch,), math.inf, dtype=torch.float64, device="cpu")
-        return -infinite, infinite
+        return self.messages.network.no_bounds
 
     def _within(self, ends: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
         """Interval tightened by the mode, and by the messages that bound log Z for it."""
         if not bool((ends[0] < ends[1]).any()):
             return ends
-        below, above = (bound.double().cpu() for bound in self.others.bounds_of_mode())
+        below, above = (bound.double().cpu() for bound in self.others.bounds_by_mode)
         return torch.maximum(ends[0], below), torch.minimum(ends[1], above)
 
     def status(self) -> Status:

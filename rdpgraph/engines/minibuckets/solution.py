@@ -302,7 +302,7 @@ class MiniBucketSolution(Solution):
         """(B,) and (B,): bounds by the messages of `Bounding`, and by configurations of these."""
         seconds = effort.SUM_BOUNDS * self.sampling.seconds
         states = self.bounding.maxima(0.5 * seconds).states
-        return self.bounding.within(self._ends(1.0), 1.0, [states], seconds)
+        return self.bounding.within(1.0, [states], seconds, self._ends(1.0))
 
     def _ends(self, confidence: float) -> tuple[Tensor, Tensor]:
         """(B,) and (B,): interval by mini-buckets and populations alone."""

@@ -108,6 +108,12 @@ class Network:
         """Number of batch items."""
         return math.prod(self.graph.batch_shape)
 
+    @property
+    def no_bounds(self) -> tuple[Tensor, Tensor]:
+        """(B,) -inf and (B,) +inf, float64: bounds where nothing is known."""
+        infinite = torch.full((self.batch,), math.inf, dtype=torch.float64, device="cpu")
+        return -infinite, infinite
+
     @cached_property
     def exact_constant(self) -> Tensor:
         """(B,) float64 constant of each batch item, right to the last digits of float64."""

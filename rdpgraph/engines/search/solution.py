@@ -402,11 +402,10 @@ class SearchSolution(SearchedMarginalModes):
 
     def bounds(self) -> tuple[Tensor, Tensor]:
         """Return (B,) lower bounds on log Z by the mode, and (B,) upper bounds by messages."""
-        infinite = torch.full((self.network.batch,), math.inf, dtype=torch.float64, device="cpu")
         if self.network.impossible:
-            return -infinite, -infinite
+            return self.network.no_bounds[0], self.network.no_bounds[0]
         seconds, bounding = effort.SUM_BOUNDS * self.limits.seconds, self._of_sums.bounding
-        return bounding.within((-infinite, infinite), 1.0, [self.best.states], seconds)
+        return bounding.within(1.0, [self.best.states], seconds)
 
     @cached_property
     def _of_sums(self) -> Seeker:

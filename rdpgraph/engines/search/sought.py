@@ -235,22 +235,18 @@ class Sought(SearchedMarginalModes, Approximations):
         below, above = self.bounds_by_mode
         return torch.maximum(lower, below), torch.minimum(upper, above)
 
-    def bounds_of_mode(self) -> tuple[Tensor, Tensor]:
-        return self.bounds_by_mode
-
     @cached_property
-    def bounds_by_mode(self) -> tuple[Tensor, Tensor]:
+    def bounds_by_mode(self) -> tuple[Tensor, Tensor]:  # pyright: ignore[reportIncompatibleMethodOverride]
         """(B,) and (B,) bounds on log Z by the mode, and by messages that pass for bounds alone."""
         network = self.seeker.network
-        infinite = torch.full((network.batch,), math.inf, dtype=torch.float64, device="cpu")
         if network.impossible:
-            return -infinite, -infinite
+            return network.no_bounds[0], network.no_bounds[0]
         _ = self.mode_exists()  # before the mode, as whoever asks for that
         states, bounding = self.mode(), self._of_sums.bounding
         allowance = self.allowance.for_one_answer()
         with allowance.spending(), torch.no_grad():
             seconds = allowance.left(effort.SUM_BOUNDS)
-            return bounding.within((-infinite, infinite), 1.0, [states], seconds)
+            return bounding.within(1.0, [states], seconds)
 
     def interval(self, confidence: float) -> tuple[Tensor, Tensor]:
         del confidence  # nothing is drawn

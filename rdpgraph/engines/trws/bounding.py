@@ -87,13 +87,14 @@ class Bounding:
         return self.network.exact_constant, self.network.constant_error
 
     def within(
-        self, ends: tuple[Tensor, Tensor], temperature: float, known: Iterable[Tensor],
-        seconds: float,
+        self, temperature: float, known: Iterable[Tensor], seconds: float,
+        ends: tuple[Tensor, Tensor] | None = None,
     ) -> tuple[Tensor, Tensor]:  # fmt: skip
-        """Return bounds, (B,) and (B,), that lie within ``ends``.
+        """Return bounds, (B,) and (B,), that lie within ``ends``, if these are given.
 
-        They are the ends given, or what `below` and `above` find where that is tighter.
+        They are the ends, or what `below` and `above` find where that is tighter.
         """
+        ends = self.network.no_bounds if ends is None else ends
         lower, upper = (end.detach().double().cpu().expand(self.network.batch) for end in ends)
         if self.network.impossible:
             return torch.full_like(lower, -math.inf), torch.full_like(upper, -math.inf)

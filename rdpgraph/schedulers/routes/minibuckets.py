@@ -53,7 +53,7 @@ class MiniBucketsRoute(Route):
         messages = None if others is None else others(0.0)
         if not isinstance(messages, Approximations):
             return self.run(task, bid)
-        return BestKnown(messages, partial(_drawn, task), None, task.allowance)
+        return BestKnown(messages, partial(_drawn, task), task.allowance)
 
 
 def _drawn(task: Task, seconds: float) -> MiniBucketSolution:
