@@ -15,12 +15,12 @@ from rdpgraph.engines.minibuckets.solution import MiniBucketSolution
 from rdpgraph.engines.reduction.network import Network
 from rdpgraph.engines.reduction.tables import Floats
 from rdpgraph.engines.solution import Solution
+from rdpgraph.engines.trws.bounding import Bounding
 from rdpgraph.errors import BudgetError, UnsupportedError
 from rdpgraph.estimate.estimator import Model
 from rdpgraph.estimate.proposals import Proposal, log_likely
 from rdpgraph.model.graph import FactorGraph
 from rdpgraph.query.posterior import Posterior
-from rdpgraph.schedulers.bounds import bounding_of
 from rdpgraph.schedulers.loopy import DAMPING, Loopy
 from rdpgraph.schedulers.scheduler import (
     Planned,
@@ -118,7 +118,7 @@ class MiniBuckets(Scheduler):
         )  # fmt: skip
         plan = asked_plan("mini-buckets", "bounds and an estimate, as asked for", network, budget)
         likely = None if self.proposal is None else partial(self._likely, self.proposal, network)
-        bounding = bounding_of(network, budget.memory_bytes)
+        bounding = Bounding(network, budget.memory_bytes)
         return plan, partial(MiniBucketSolution, network, sampling, bounding, likely)
 
     def _likely(self, proposal: Proposal, network: Network) -> list[list[Floats]]:

@@ -91,7 +91,7 @@ class CountedSolution(Solution):
             return super().bounds()
         with torch.no_grad():
             seconds = effort.SUM_BOUNDS * self.allowance.seconds
-            bounding = Bounding(self.network, min(self.memory, effort.BOUNDS_BYTES))
+            bounding = Bounding(self.network, self.memory)
             states = bounding.maxima(seconds).states
             return bounding.within(1.0, [states], seconds)
 

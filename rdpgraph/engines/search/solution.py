@@ -349,8 +349,8 @@ class SearchSolution(SearchedMarginalModes):
 
     @cached_property
     def _seeker(self) -> Seeker:
-        memory = min(self.limits.memory, effort.BOUNDS_BYTES)
-        return Seeker(self.network, self.limits, Bounding(self.network, memory))
+        bounding = Bounding(self.network, self.limits.memory)
+        return Seeker(self.network, self.limits, bounding)
 
     def status(self) -> Status:
         """Return the status of the mode: exact if it is proved optimal, or proved not to exist."""

@@ -41,7 +41,7 @@ class Bounding:
     """Bounds of a network's batch items (nats, float64)."""
 
     network: Network  # reduced
-    memory: float = effort.BOUNDS_BYTES  # bytes for the messages of an item
+    memory: float = math.inf  # bytes that were given; a little is taken in any case
     # mini-buckets bound models with factors of three and more variables; whoever asks these too
     # needs none here
     eliminating: bool = False
@@ -51,6 +51,11 @@ class Bounding:
         """True if no factor has more than two variables, some have, and messages fit the memory."""
         arities = [group.scopes.shape[1] for group in self.network.groups]
         return self._fits and max(arities, default=0) == 2 and not self.network.high_order
+
+    @property
+    def _room(self) -> float:
+        """Bytes for the messages of an item, and for the tables of mini-buckets."""
+        return max(min(self.memory, effort.BOUNDS_BYTES), tuning.SMALL_BYTES)
 
     @cached_property
     def _fits(self) -> bool:
@@ -63,7 +68,7 @@ class Bounding:
                     group.log_tables.shape[2:]
                 )
                 needed += each * len(group.scopes)
-        return needed <= self.memory
+        return needed <= self._room
 
     @cached_property
     def _rest(self) -> list[float]:
@@ -196,7 +201,7 @@ class Bounding:
             # Tree-reweighted messages read pairs alone, and bound all else by its largest value.
             everything = frozenset(range(len(network.sizes)))
             summed = everything if temperature else frozenset[int]()
-            other = ceilings(network, summed, seconds=0.5 * seconds, memory=self.memory)
+            other = ceilings(network, summed, seconds=0.5 * seconds, memory=self._room)
             rest = torch.tensor(self._rest, dtype=torch.float64, device="cpu")
             bounds = torch.minimum(bounds, other + rest)
         for item in range(network.batch):

@@ -10,9 +10,9 @@ from rdpgraph.engines.minibuckets.estimate import Sampling
 from rdpgraph.engines.minibuckets.solution import MiniBucketSolution
 from rdpgraph.engines.portfolio import Approximations
 from rdpgraph.engines.solution import Question, Solution
+from rdpgraph.engines.trws.bounding import Bounding
 from rdpgraph.plan.bids import Bid, Exactness
 from rdpgraph.plan.plan import Budget
-from rdpgraph.schedulers.bounds import bounding_of
 from rdpgraph.schedulers.route import Others, Route, Task
 
 
@@ -59,4 +59,4 @@ class MiniBucketsRoute(Route):
 def _drawn(task: Task, seconds: float) -> MiniBucketSolution:
     memory = task.budget.memory_bytes
     sampling = Sampling(seconds, memory, None, 0, sums_only=True, grace=0.0, progress=task.progress)
-    return MiniBucketSolution(task.network, sampling, bounding_of(task.network, memory))
+    return MiniBucketSolution(task.network, sampling, Bounding(task.network, memory))

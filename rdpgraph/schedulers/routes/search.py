@@ -9,9 +9,9 @@ from rdpgraph.engines.search.solution import Seeker
 from rdpgraph.engines.search.sought import Sought
 from rdpgraph.engines.search.starts import SearchLimits
 from rdpgraph.engines.solution import Question, Solution
+from rdpgraph.engines.trws.bounding import Bounding
 from rdpgraph.plan.bids import Bid, Exactness
 from rdpgraph.plan.plan import Budget
-from rdpgraph.schedulers.bounds import bounding_of
 from rdpgraph.schedulers.route import Others, Route, Task
 from rdpgraph.schedulers.search import Search
 
@@ -44,6 +44,6 @@ class SearchRoute(Route):
         limits = SearchLimits(
             allowance.seconds, memory, effort.PATIENCE, progress=task.progress
         )  # fmt: skip
-        seeker = Seeker(network, limits, bounding_of(network, memory), eliminating)
+        seeker = Seeker(network, limits, Bounding(network, memory), eliminating)
         logical = network.possible is not None and is_logical(network.graph)
         return Sought(messages, seeker, allowance, logical)
