@@ -204,6 +204,7 @@ def part_of(name: str, whole: "DTensor") -> LocalPart:
             f"{name} needs a DTensor that is split in one dim, by one dim of its mesh; got "
             f"{tuple(placements)}: redistribute it, as to [Shard(-1)]."
         )
+    # What is not split is whole everywhere; else all processes tell the sizes of their parts.
     values: Tensor = _Local.apply(whole)  # pyright: ignore
     if not split or not whole.numel():
         return LocalPart(values, 0, Shard(None, 0, tuple(values.shape[:1])))
@@ -269,6 +270,7 @@ def require_alike(name: str, parts: Sequence[LocalPart], others: Mapping[str, An
     Raises:
         ModelError: on all processes alike, in one line.
     """
+    # All tell what they have, so that each finds the same fault and none waits for another.
     given = {
         key: (tuple(x.shape), str(x.dtype), fingerprint(x)) if isinstance(x, Tensor) else x
         for key, x in others.items()

@@ -97,6 +97,7 @@ def of_answers(parts: Mapping[str, Status]) -> Status:
     first = next(iter(parts.values()))
     if all(part == first for part in parts.values()):
         return first
+    # The record of sweeps is that of the last answer that has one; methods are told by answer.
     sweeping = [part for part in parts.values() if part.iterations is not None]
     last = sweeping[-1] if sweeping else first
     methods = {name: part.method or part.route or "contraction" for name, part in parts.items()}

@@ -112,12 +112,14 @@ def eliminated(graph: PrimalGraph) -> tuple[list[int], list[set[int]]]:
     weights = [sum(logs[u] for u in (v, *others)) for v, others in enumerate(near)]
     order, left = list[int](), set(range(len(near)))
     while left:
+        # Those of about the least weight, lighter than their neighbours, none beside another.
         least, taken = min(weights[v] for v in left), set[int]()
         for v in sorted(left, key=weights.__getitem__):
             if weights[v] > least + log(4.0):
                 break
             if not near[v] & taken and all(weights[v] <= weights[u] for u in near[v]):
                 taken.add(v)
+        # Their neighbours become cliques.
         for v in sorted(taken):
             for u in near[v]:
                 near[u] |= near[v]

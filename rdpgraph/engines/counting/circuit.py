@@ -313,6 +313,7 @@ def parsed_nnf(text: bytes, literals: int) -> Circuit:
     leaves true and false. An edge is a line with both nodes, the literals that hold along it, and
     0; all edges of a node come after those of its children.
     """
+    # Letters become numbers below zero, so that all lines are read at once and end at zeros.
     for letter, code in ((b"o", -4), (b"a", _PRODUCT), (b"t", _TRUE), (b"f", _DEAD)):
         text = text.replace(letter, str(code).encode())
     tokens = np.fromstring(text.decode(), np.int32, sep=" ")
@@ -322,6 +323,7 @@ def parsed_nnf(text: bytes, literals: int) -> Circuit:
     kind = np.zeros(int(tokens[starts[declared] + 1].max()) + 1, np.int32)
     kind[tokens[starts[declared] + 1]] = tokens[starts[declared]]
     starts, ends = starts[~declared], ends[~declared]
+    # Edges by the place of their node's last one: all those of its children come before.
     last = np.zeros(len(kind), np.int64)
     np.maximum.at(last, tokens[starts], np.arange(len(starts)))
     order = np.argsort(last[tokens[starts]], kind="stable")

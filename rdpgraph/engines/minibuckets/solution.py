@@ -38,6 +38,7 @@ def best_bounded(passed: Elimination, maximised: Set[int], count: int) -> tuple[
         v = bucket[0].scope[0]
         if v not in maximised:
             break
+        # The bound given a state of v: what its mini-buckets are, in place of their messages.
         sums = np.repeat(bounds[None], len(bucket[0].values), 0)
         for part in bucket:
             sums += part.values[(slice(None), *(states[u] for u in part.scope[1:]))].reshape(
@@ -45,6 +46,7 @@ def best_bounded(passed: Elimination, maximised: Set[int], count: int) -> tuple[
             )
             message = np.asarray(part.message[tuple(states[u] for u in part.rest)])
             sums -= np.where(message > -math.inf, message, 0.0)
+        # The best pairs of a state and a configuration so far go on, those that are possible.
         flat = sums.reshape(-1)
         order = np.argsort(-flat, kind="stable")[:count]
         order = order[flat[order] > -math.inf]

@@ -95,6 +95,7 @@ def _drawn(tables: Tables, summed: Set[int], limits: SearchLimits) -> Integers:
     )
     cells = max(min(effort.START_CELLS, limits.memory / (32.0 * len(tables.sizes))), 2.0)
     rng, late = np.random.default_rng(limits.seed), end + effort.DRAWN_STARTS * limits.seconds
+    # Small populations before large ones, and bounds that maximise before those that only sum.
     kinds = (everything.difference(summed), frozenset[int]())
     passes: dict[frozenset[int], Elimination] = {}
     for members, maximised in product((effort.BEAM, 10 * effort.BEAM), kinds):
