@@ -68,7 +68,7 @@ class StateSequences(constraints.Constraint):
 
 
 class LinearChain(Distribution):
-    """Distribution over sequences of states, p(z) = exp(sum_t u_t(z_t) + phi_t(z_t, z_t+1)) / Z.
+    """Distribution over sequences, p(z) = exp(sum_t u_t(z_t) + sum_{t<T} f_t(z_t, z_{t+1})) / Z.
 
     Its batch_shape is (*batch,) and its event_shape (steps,). `chain` is the `Chain` it stands on,
     for log Z, marginals, the k best sequences and the rest. log_prob, entropy, the KL divergence
@@ -96,8 +96,9 @@ class LinearChain(Distribution):
         validate_args: as for every distribution of torch.
 
     Raises:
-        ModelError: shapes that do not fit, or a temperature that is not positive.
-        ValueError: validation is on, and a potential is NaN or +inf.
+        ModelError: shapes that do not fit, a potential that is NaN or +inf, or a temperature that
+            is not positive.
+        ValueError: (`log_prob`) validation is on, and a state is out of range.
     """
 
     has_rsample = True
@@ -343,8 +344,9 @@ class HMM(Distribution):
     ) -> Tensor:
         """(*sample_shape, *batch, length) observations; hidden states are drawn first.
 
-        Of T steps, N states and V symbols, O(T N^2) operations for messages backwards, once, then
-        O(T N) for the states of a draw, and O(T V) memory for its symbols.
+        With T steps, N states and V symbols: O(T N^2) operations once, for the chain of states;
+            then
+        O(T N) operations and O(T V) memory for each draw.
         """
         missing = torch.full((*self.batch_shape, *self.event_shape), -1, device=self.start.device)
         states = self.posterior(missing).sample(sample_shape, generator=generator)

@@ -88,9 +88,10 @@ def infer(
         BudgetError: the plan does not fit its budget; the message says by how much, and what to do.
             It comes from the answer where the plan is made with that.
         EvidenceError: evidence that does not fit the graph.
+        UnknownVariableError: evidence on a variable that the graph does not have.
         ModelError: something else than a model, an estimator, a scheduler or a generator; evidence
-            on a structure; or tables that were changed in place after the graph took a copy of
-            them.
+            on a structure; or a table that was changed in place after the graph had stacked it
+            with others of its shape.
     """
     if not (estimator is scheduler is generator is None):
         _require_choices("infer", estimator, scheduler, generator)
@@ -161,18 +162,21 @@ def explain(
 ) -> Plan:
     """Return the plan for a model without running it; print it to read it.
 
-    Reads the model's tables for hard zeros and searches for an order. `infer` of the same graph
+    Reads the model's tables for hard zeros and searches for an order. A plan over its budget has
+    ``fits`` False, where `infer` raises `BudgetError`. `infer` of the same graph
     with an equal scheduler reuses both, unless a table was changed in between.
 
     Args:
         model: as for `infer`.
         scheduler: as for `infer`.
         evidence: as for `infer`.
-        estimator: the costs are those of the model it makes; one with a pilot runs it for that.
+        estimator: the costs are those of the smaller model; an estimator with a pilot runs the
+            pilot.
         generator: the randomness of the estimator.
 
     Raises:
         EvidenceError: evidence that does not fit the graph.
+        UnknownVariableError: evidence on a variable that the graph does not have.
         ModelError: something else than a model, an estimator, a scheduler or a generator; or
             evidence on a structure.
     """

@@ -118,7 +118,7 @@ class Kept(Generic[Value]):
 
     @classmethod
     def of(cls, value: Value, made_of: Any) -> "Kept[Value] | None":
-        """Keep a value; None where writes to its sources go unseen.
+        """Keep a value beside the state of its sources; None if a write to these would go unseen.
 
         Tensors of inference mode do not count their writes, and the sources within an object that
         is no dataclass are unknown.

@@ -36,7 +36,7 @@ def _parts(value: Any) -> tuple[Any, Any]:
 
 
 def present(name: str, value: Any, error: type[RdpgraphError] = ModelError) -> Any:
-    """The plain array or tensor of a masked one without absent entries; other values as they are.
+    """A masked array or tensor as a plain one, if none is masked out; other values as they are.
 
     Raises:
         RdpgraphError: of the type ``error``, where an entry is absent.

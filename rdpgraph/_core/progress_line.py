@@ -16,7 +16,8 @@ def show_progress(
 ) -> Generator[Callable[[object], None]]:
     """Show the last step, its age and the time left in a line, on a terminal or in a notebook.
 
-    The line is on standard error, and gone afterwards. Where that is neither, nothing is shown.
+    The line is written to standard error and removed at the end. Where standard error is neither a
+    terminal nor a notebook, nothing is shown.
 
     Args:
         doing: the text until the first step.

@@ -167,8 +167,8 @@ class LocalPart:
 
     Attributes:
         values: the part; gradients reach the DTensor.
-        dim: which is split between the processes.
-        shard: how.
+        dim: the dim that is split between the processes.
+        shard: how the parts lie on the processes.
     """
 
     values: Tensor

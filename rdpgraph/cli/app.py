@@ -112,7 +112,9 @@ def infer_command(
     ] = None,
     method: Annotated[Method, typer.Option(help="How to answer.")] = Method.AUTO,
     output: Output = None,
-    style: Annotated[Format, typer.Option("--format", help="How to write it.")] = Format.TABLE,
+    style: Annotated[
+        Format, typer.Option("--format", help="How to write the answer.")
+    ] = Format.TABLE,
     _json: Json = None,
     memory_bytes: Memory = None,
     time_seconds: Time = "60s",  # pyright: ignore[reportArgumentType]
@@ -141,7 +143,9 @@ def infer_command(
     replicates: Annotated[
         int | None, typer.Option(max=10**6, help="Independent estimates, averaged (randomized).")
     ] = None,
-    seed: Annotated[int | None, typer.Option(help="Of randomized estimators.")] = None,
+    seed: Annotated[
+        int | None, typer.Option(help="Seed of the draws of randomized estimators.")
+    ] = None,
     device: Annotated[Device, typer.Option(help="Where to compute.")] = Device.CPU,
     strict: Annotated[  # noqa: FBT002
         bool, typer.Option("--strict", help="End with 3 where an answer has not converged.")
@@ -331,7 +335,8 @@ def rank_command(
 ) -> None:
     """Rank tests: how much each other variable is expected to tell about one, in nats.
 
-    That is their mutual information given the evidence; variables that are observed are left out.
+    The score of a test is its mutual information with NAME, given the evidence; variables that are
+    observed are left out.
     """
     from rdpgraph._core.progress_line import show_progress
     from rdpgraph.cli.answers import print_ranking

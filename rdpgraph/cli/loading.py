@@ -220,7 +220,8 @@ def _likelihood(graph: FactorGraph, setting: str) -> Factor:
 def _weights(graph: FactorGraph, name: str, text: str) -> dict[str, float]:
     """The weights STATE:WEIGHT,... by state; empty where the text has another form.
 
-    Names of states may hold colons and commas, so the names are asked, long ones first.
+    Names of states may hold colons and commas, so the text is compared with the known names, long
+    ones first.
     """
     states = sorted(map(str, names_of(graph.domain.states_of(name))), key=len, reverse=True)
     form = re.compile(rf"({'|'.join(map(re.escape, states))}):([^:,]+)(?:,|$)")

@@ -191,9 +191,11 @@ class CosetDecoder:
     def decode_observables(self, syndromes: Any) -> Decoded:
         """Decide on shots (*batch, checks), -1 where a check is erased.
 
-        On kept states the first call may simulate shots for their confidence, 100 to 5,000 by the
-        number of errors and of states, of which each takes as long as a decision. `calibrated` sets
-        their number, and `decide` does without.
+        On kept states the first call may simulate shots to learn how often a decision is right:
+            5,000,
+        or fewer of models with many errors and states, but 100 at least. Each takes as long as a
+        decision. `calibrated` sets their number, and `decide` does without. A syndrome of
+        probability zero has a log-probability of -inf and a confidence of 0.
 
         Raises:
             EvidenceError: syndromes of another length.
@@ -597,7 +599,8 @@ class WindowDecoder:
     def decide(self, pieces: Iterable[Any]) -> Iterator[Tensor]:
         """Return the decisions of `decode` alone, (*batch, observables) after each window.
 
-        This is faster than `decode`, as it finds no confidence.
+        This is faster than `decode`, as it finds no confidence. Arguments and errors are those of
+        `decode`.
         """
         return (found.observables for found, _ in self._decode(pieces, bounded=False))
 

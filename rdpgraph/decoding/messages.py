@@ -182,7 +182,7 @@ def learn_damping(
     were not used.
 
     Args:
-        decoder: min-sum in parallel order; its damping is the start, 0.05 to 0.95 of it.
+        decoder: min-sum in parallel order. Its damping, moved into 0.05 to 0.95, is the start.
         syndromes: (shots, checks).
         steps: of Adam.
         batch: the number of shots of a step.

@@ -60,14 +60,14 @@ def learn_rates(
         model: without a batch; its rates are above 0 and below 1.
         syndromes: (shots, checks), -1 where a check is erased.
         tied: (errors,) a label for each error; those of one label have one rate.
-        keep: the number of states kept, as for `ParityModel.kept`, where exact sweeps do not fit:
-            rates are those of the largest lower bound then. None: exact.
+        keep: the number of states kept, as for `ParityModel.kept`, where exact sweeps do not fit; a
+            lower bound on the likelihood is then maximised. None: exact.
         steps: of L-BFGS, at most.
         progress: called with a `Progress` after every gradient, of which a step takes a few. Where
             it ends the work, or Ctrl-C does, the rates are the best so far.
 
     Raises:
-        ModelError: rates of 0 or 1, ties of the wrong length, no steps, or no states.
+        ModelError: rates of 0 or 1, ties of the wrong length, or fewer than one step or kept state.
         EvidenceError: syndromes of another length.
 
     Example:

@@ -145,13 +145,13 @@ class Cluster:
     """A model of identical devices and the links between them; the defaults are those of an H100.
 
     Data sheets give upper bounds: for realistic times, measure one step on one device and a
-    collective on two.
+    collective operation between two.
 
     Args:
         ranks: the number of devices.
         rate: multiply-adds a second of one of them, in the type of the model.
-        memory_rate: bytes a second that it reads.
-        link: bytes a second that it sends.
+        memory_rate: bytes a second that one of them reads from its memory.
+        link: bytes a second that one of them sends.
         latency: seconds of a message, whatever its size.
         memory: bytes of one of them.
     """

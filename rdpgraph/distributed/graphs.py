@@ -213,7 +213,8 @@ class PartPosterior:
     def marginals(self) -> StateValues:
         """Probabilities of the states of every variable here, the shared ones on each of its ranks.
 
-        By `Variable`, and by the view of each `VariableArray` that is here.
+        A mapping from each `Variable` here to (*batch, states), and from the part of each
+        `VariableArray` that lies here to (*batch, *shape, states).
         """
         graph, flat = self.part.graph, self._flat
         domain, numbers = self.part.home or (graph.domain, torch.arange(graph.num_variables))

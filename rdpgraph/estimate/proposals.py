@@ -43,7 +43,7 @@ class Proposal:
         """(*batch, *sites, states) log-scores, or what broadcasts to that; -inf: never selected.
 
         Raises:
-            ModelError: this proposal has `scores_of` of all sites together.
+            ModelError: this proposal scores all sites together, by `scores_of`.
         """
         raise ModelError(
             f"{type(self).__name__} cannot score a subset of the sites: call scores_of(setting), "

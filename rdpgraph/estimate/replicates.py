@@ -81,7 +81,7 @@ class Replicates:
 
     @differentiable_property
     def log_partition(self) -> Tensor:
-        """(*batch,) log of the mean of Z, which is unbiased for Z and too low for log Z.
+        """(*batch,) log of the mean of Z. The mean is unbiased; its log is too low on average.
 
         Raises:
             UnsupportedError: draws of equal weights, which estimate no Z.
@@ -198,13 +198,13 @@ class Replicates:
     def described(self, status: Status) -> Status:
         """Status with the replicates' error and effective number, of the worst item.
 
-        Neither for one replicate, or for draws with equal weights, which have no known error.
-        Converged: there are sixteen and more, worth half of their number, none of which misses most
-        of Z, and no bound is beyond log Z by much more than one standard error. The estimate of
-        joined states is no farther from their mean than they show. Where the whole model was not
-        solved, they are worth four fifths of their number, so that their Z have a relative
-        deviation below a half, and their groups agree. For messages that iterate, whether these
-        have converged.
+        One replicate, and draws with equal weights, have no known error. An estimate is converged
+        if there are sixteen replicates or more; none of them misses most of Z; no bound is beyond
+        log Z by much more than one standard error; and the estimate of joined states is within six
+        of their standard errors. Where the whole model was solved, too, they must be worth half of
+        their number. Otherwise they must be worth four fifths, so that their Z have a relative
+        deviation below a half; their groups must agree; and their standard error must be neither
+        below 0.001 nor their deviation above two nats. Messages that iterate must have converged.
         """
         known = self.count > 1 and not self.equal and self.log_partitions.numel() > 0
         error = 0.0 if status.exact or not known else float(self.standard_error.amax())

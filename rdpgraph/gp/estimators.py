@@ -27,7 +27,7 @@ class Noise(NamedTuple):
 
 
 class Slopes(NamedTuple):
-    """Gradients in the Gaussians of B sequences.
+    """Gradients of the expected log-likelihood of B sequences in their means and covariances.
 
     Attributes:
         mean: (B, V, T).

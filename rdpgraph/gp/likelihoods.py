@@ -203,9 +203,10 @@ _LABEL = "label"
 class GraphLikelihood(Likelihood):
     """A factor graph for each sequence: unary scores, and the pairwise ones on all its edges.
 
-    Edges are given to `StructuredGP.fit` and to predictions, as pairs of positions; by default
-    neighbours are tied, as in a chain. Samples, and sequences whose edges are among those of a
-    longer one, are solved as one batch of one graph, at the cost of the longest for each.
+    Edges are given to `StructuredGP.fit` and to predictions, as pairs of positions; by default each
+    position is joined to the next, as in a chain. Samples, and sequences whose edges are among
+    those of a longer one, are solved as one batch of one graph, at the cost of the longest for
+    each.
 
     With the default scheduler, log Z is exact where the graph is narrow enough, and otherwise that
     of message passing: then what is maximised is no bound of the evidence.

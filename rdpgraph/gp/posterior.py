@@ -241,16 +241,16 @@ class VariationalPosterior(nn.Module):
     """q(v) = sum_k w_k prod_j N(v_j; m_kj, S_kj) over whitened functions, and q(f_bin).
 
     Functions at the inducing points are kappa(Z, Z)^(1/2) v, so that the prior of v is N(0, I):
-    equations 8 and 16 in other coordinates, in which divergences and bounds are the same and
-    gradients are better scaled. q(f_bin) is N(mean, scale^2), independent for each pair, with the
-    prior N(0, K_bin).
+    equations 8 and 16 of Galliani et al. (2017) in other coordinates, in which divergences and
+    bounds are the same and gradients are better scaled. q(f_bin) is N(mean, scale^2), independent
+    for each pair, with the prior N(0, K_bin).
 
     Args:
         labels: V of them.
         points: M inducing points.
-        components: K of the mixture.
-        covariance: its kind.
-        entropy: the bound of the mixture's entropy.
+        components: the number K of components of the mixture.
+        covariance: the kind of the matrices S_kj.
+        entropy: how the entropy of the mixture is bounded.
         pairwise_scale: prior standard deviation of the score of a pair of labels; or K_bin, the
             covariance (V^2, V^2) of all pairs, [from, to] flattened.
         scale: standard deviations at the start, as a part of the prior's.
@@ -322,8 +322,8 @@ class Functions:
 
     Attributes:
         posterior: over functions.
-        given: the functions at the positions, given those at the inducing points: one for all
-            labels, or for each.
+        given: the Gaussian of function values at the positions given those at the inducing points,
+            one for all labels or one for each.
         component: of the mixture.
     """
 

@@ -256,7 +256,12 @@ class StructuredGP(Arguments):
     ) -> float:
         """An estimate, in nats, of the lower bound of the log evidence of labelled sequences.
 
-        Unbiased, by the samples of the estimator; of the evidence if they are those of training.
+        It is unbiased, by as many samples as the gradient estimator draws, and a lower bound on the
+        log evidence if the sequences are those of training. Without a generator each call draws
+        anew.
+
+        Raises:
+            ModelError: not fitted, or sequences and labels that do not fit.
         """
         groups = self._groups(sequences, labels, edges)
         objective = self._objective()

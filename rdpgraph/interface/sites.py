@@ -114,11 +114,11 @@ class Sites:
     def mean_values(self, landmarks: int) -> Tensor:
         """The log of each state's mean factor value over random states of its neighbours.
 
-        Like ``unary``, summed over neighbours. O(landmarks) evaluations of each factor on all
-        states of the site.
+        Returns (*batch, *sites, states): the logs of a site's factors are added. O(landmarks)
+        evaluations of each factor on all states of the site.
 
         Args:
-            landmarks: the number of random states of the other slots.
+            landmarks: the number of random states of the factor's other variables.
 
         Raises:
             ModelError: there are neither factors nor `means`.

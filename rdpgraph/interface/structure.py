@@ -49,8 +49,8 @@ def summary(value: Any) -> str:
 def _widened(settle: Callable[..., None] | None) -> Callable[..., None]:
     """A `__post_init__` that takes tensors of half precision as float32.
 
-    Before its own one, ``settle``, which compares and computes fields; and after it those that it
-    made of arrays.
+    Fields are converted before the class's own ``settle``, which compares fields and computes from
+    them, and again after it, as it may have made tensors of arrays.
     """
 
     def widen(owner: Any, settled: Sequence[Any]) -> list[Any]:
@@ -276,9 +276,10 @@ class Structure(Opaque, ABC):
         return None
 
     def entropy_over(self, log_base: Tensor) -> Tensor | None:
-        """(*batch,) the entropy relative to a base measure, nats; None: computed from both terms.
+        """(*batch,) the entropy relative to a base measure, nats; None: there is no short cut.
 
-        The entropy plus the expectation of the base's log-values, as weighted states need it.
+        It is the entropy plus the expectation of the base's log-values, which estimators ask for
+        states with weights. Where it is None they compute both terms.
 
         Args:
             log_base: (*batch, *sites, states), no gradient; where -inf, nothing is possible.

@@ -38,10 +38,14 @@ _QUOTABLE = re.compile(r'[^"\x00-\x1f\x7f]*')
 def parse_bif(
     text: str | Bytes, *, source: str = "<text>", dtype: torch.dtype = torch.float64
 ) -> FactorGraph:
-    """The network of a BIF file's text, P(X | parents) over (X, *parents); a bytearray is changed.
+    """The network of a BIF file's text, P(X | parents) over (X, *parents).
 
-    The sum of a row may be off by a file's rounding (0.1), and a row may be all zeros. Time is
-    linear in the text, and memory at most six times as much, beyond 1 MB.
+    The sum of a row may be off by a file's rounding (0.1): the row is then used as it is, with a
+    warning. A row may be all zeros. Time is linear in the text, and memory at most six times as
+    much, beyond 1 MB. A bytearray is overwritten.
+
+    Raises:
+        FileFormatError: text that is no BIF, or a row that is off by more; with the line.
 
     Example:
         >>> graph = parse_bif('''

@@ -94,6 +94,9 @@ def parse_detectors(text: str, *, source: str = "A detector error model") -> Det
 
     The instructions are error, detector, logical_observable, shift_detectors and repeat. Each ends
     with its line, except that others may follow a brace.
+
+    Raises:
+        FileFormatError: with the line, for what is none of these.
     """
     blocks, at = [_Block()], 0
 

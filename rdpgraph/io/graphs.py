@@ -374,8 +374,8 @@ def from_pyagrum(model: Any) -> FactorGraph:
 def to_pyagrum(graph: FactorGraph) -> Any:
     """A ``BayesNet`` of pyAgrum where the graph is one, else a ``MarkovRandomField``.
 
-    States are named as text. Factors over the same variables are multiplied, those over none into
-    another one, and variables without a factor get one of ones.
+    States are named as text. Factors over the same variables are multiplied together, constants are
+    multiplied into another factor, and variables without a factor get one of ones.
 
     Raises:
         ModelError: no FactorGraph.

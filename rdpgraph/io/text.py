@@ -151,7 +151,7 @@ def shown(token: str, most: int = 40) -> str:
 def read_bytes(
     path: PathLike, *, limit: int = LIMIT, wait: float = WAIT, encoding: str | None = None
 ) -> bytearray:
-    """The bytes of a text file, unpacked if they begin as gzip's do; controls are refused.
+    """The bytes of a text file, unpacked if they begin as gzip's do; control codes are refused.
 
     Text of another encoding becomes UTF-8: of the one that is given, or else of one that the first
     bytes say, by a byte order mark of UTF-16 or UTF-32 or by an XML declaration.

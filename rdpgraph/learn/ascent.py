@@ -122,11 +122,12 @@ class GuardedLoss:
 
         A quadratic model says so, whose curvature is a difference of two gradients. The gain is
         near zero at a minimum; at other points at which an optimizer stands still, as because its
-        steps are too small, it is not. No step is longer than the largest number of the leaf, or 1.
+        steps are too small, it is not. No step is longer than the largest entry of the leaf, or
+        than 1 if that is more.
 
         Args:
             leaf: one of the leaves.
-            cells: leading dims that separate: the loss is a sum over these. The gains have them.
+            cells: how many leading dims the loss is a sum over. The gains have these dims.
         """
         return self._quadratic(leaf, cells)[0]
 

@@ -281,8 +281,9 @@ class Rates(nn.Module):
     Args:
         states: their number.
         allowed: (states, states) bools, [from, to]: jumps that are possible; None: all. The
-            diagonal is ignored. ``left_to_right(states).exp() > 0`` never goes back.
-        column: which of the covariates is the elapsed time.
+            diagonal is ignored. ``allowed=left_to_right(states).exp() > 0`` forbids to go back.
+        column: the place of the elapsed time among the covariates, from 0. Its unit is free; rates
+            are per that unit.
         rate: of each jump, to start from.
 
     Raises:

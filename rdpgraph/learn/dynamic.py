@@ -47,7 +47,7 @@ Ask = Callable[[PaddedBatch, "_Slices", dict[str, Tensor]], Tensor]
 
 @dataclass(frozen=True, eq=False)
 class _Slices:
-    """The variables of a slice, their parents, and its interface.
+    """The variables of a slice, their parents, and those with children in the next slice.
 
     Attributes:
         variables: by name.

@@ -239,7 +239,7 @@ class SequenceTagger(Arguments):
         ]
 
     def top_features(self, count: int = 20) -> list[tuple[str, Any, float]]:
-        """The largest weights of features as (feature, label, weight); below 0: the least.
+        """The ``count`` largest weights as (feature, label, weight); the least, if it is below 0.
 
         Features that are hashed are named by their bucket, as ``"#17"``.
         """

@@ -87,7 +87,8 @@ def expectations(
 ) -> tuple[Tensor, list[Tensor]]:
     """Log Z of some tensors and its gradients in them, zero for impossible items.
 
-    Taken in aliases of the tensors, from which other potentials may have been computed.
+    They are taken in aliases of the tensors, so that other potentials that were computed from the
+    same tensors do not count.
     Differentiable again if ``tracked`` and gradients are recorded.
     """
     tracked = tracked and torch.is_grad_enabled()

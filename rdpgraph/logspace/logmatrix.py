@@ -23,7 +23,8 @@ def soft_sum(logs: Tensor, dim: int | Sequence[int], temperature: float | Tensor
     Args:
         logs: nats; -inf allowed.
         dim: the dims to sum over; none leaves ``logs`` as it is.
-        temperature: a tensor is positive, broadcasts with ``logs``, and has size 1 in ``dim``.
+        temperature: a number of at least 0; or a tensor above 0 that broadcasts with ``logs`` and
+            has size 1 in ``dim``. Neither sign is checked.
     """
     dims = [dim] if isinstance(dim, int) else list(dim)
     # From the right, where a temperature of more dims does not shift them.

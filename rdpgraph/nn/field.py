@@ -120,7 +120,7 @@ class MarkovField(nn.Module):
         return in_full_precision(self.bias)
 
     def score(self, tokens: Tensor, lengths: Tensor | None = None) -> Tensor:
-        """(B,) log-potentials of sequences, nats: O(T L r) each.
+        """(B,) log-potentials of sequences, nats: O(T L r) each, of L lags and rank r.
 
         Args:
             tokens: (B, T) integers; what stands beyond a length is ignored.

@@ -113,9 +113,9 @@ class Objective(NamedTuple):
     """The parts of the evidence lower bound of each sentence, (B,) nats, differentiable.
 
     Attributes:
-        words: log p(y | x), of the draw.
-        states: log p(x) given the words before each, of the draw.
-        entropy: of q(x | y).
+        words: log p(y | x) of the drawn states x.
+        states: the sum over steps of log p(x_t | words before t), of the drawn states.
+        entropy: the entropy of q(x | y).
     """
 
     words: Tensor
@@ -148,8 +148,8 @@ class ImportanceEstimate(NamedTuple):
 
     Attributes:
         log_likelihood: nats; p(y) is unbiased, and its logarithm too low on average.
-        standard_error: of the log-likelihood, as of `Replicates`; +inf of fewer than four samples,
-            or of one that is drawn again and again. What q hardly ever draws does not show.
+        standard_error: of the log-likelihood, as of `Replicates`; +inf for fewer than four samples,
+            or where all samples are the same states. What q hardly ever draws does not show.
         effective_sample_size: the number of equal samples with the same variance.
         kl: the divergence of q from the decoder's prediction of the states, nats.
     """
@@ -283,9 +283,9 @@ class StructuredVAE(nn.Module):
         The mean of p(x, y) / q(x | y) over exact draws from q: of all states, whatever the
         estimator of the bound, at O(T N^2) for a sentence and O(T N) for each sample; or of those
         that a ``proposal`` keeps, O(T K^2) and O(T K). p(y) is unbiased if these are drawn and
-        weighted, and too low if they are only the largest ones. Its replicates share the samples,
-        and the standard error is that of their mean; with one replicate it does not include the
-        choice of states.
+        weighted, and too low if they are only the largest ones. Each replicate of the proposal
+        draws ``samples`` of its own; the estimate is the mean over replicates, and the standard
+        error that of this mean. With one replicate it does not include the choice of states.
 
         Warns where the divergence is below 0.01 nats a token: the states have collapsed, and the
         estimate is that of a model without them.

@@ -302,7 +302,8 @@ class Inferred(Portable, Opaque, ABC):
     marginals, joints and entropy are zeros, with a warning, and their max-marginals -inf. Modes and
     draws of such a batch are refused with `ImpossibleEvidenceError`, which names these items.
 
-    A posterior is that of the tensors at the time: after a write to one of them log Z and marginals
+    A posterior belongs to the values that the tensors had when it was made: after a write to one of
+        them log Z and marginals
     already computed stay, and other questions are refused with `ModelError`.
 
     Attributes:

@@ -220,8 +220,8 @@ class StructuredPosterior(Inferred):
         """(*batch,) the mutual information of two sites, given by their positions, in nats.
 
         By as many passes of the general engine as x has states; a structure that has no factor
-        graph gives it by as many derivatives of its marginals. With an estimate that of the
-        estimated joint. ``status_of("mutual_information")`` says how exact it is.
+        graph gives it by as many derivatives of its marginals. With an estimator
+        it is that of the estimated joint. ``status_of("mutual_information")`` says how exact it is.
 
         Raises:
             ModelError: one site named twice, or one that the structure does not have.
@@ -237,11 +237,11 @@ class StructuredPosterior(Inferred):
         """(*batch, *sites) the mutual information of a site with every site, in nats.
 
         That of the site with itself is its entropy. It takes as many passes as the site has states,
-        for all others together. Sites are those of `joint`, and it is otherwise as
-        `mutual_information`.
+        for all others together. Sites are named as for `joint`. How exact it is, and what is
+        refused, is as for `mutual_information`.
 
         Raises:
-            ModelError: a site that the structure does not have, or several.
+            ModelError: a site that the structure does not have, or more than one site.
             UnsupportedError: as for `mutual_information`.
 
         Example:
@@ -369,7 +369,7 @@ class StructuredPosterior(Inferred):
 
         Raises:
             ImpossibleEvidenceError: an item has no configuration.
-            UnsupportedError: the structure has none.
+            UnsupportedError: the structure has no relaxed draws.
         """
         relaxed = self._checked.rsample(temperature, generator)
         return relaxed.reshape(self.structure.unary.shape)
@@ -380,11 +380,11 @@ class StructuredPosterior(Inferred):
         """The draw of `rsample` on the states that an estimator kept: O(K) numbers for each site.
 
         The same generator gives the same draw, (*batch, *sites, K), and gradient. Without an
-        estimator all states are kept, and not listed.
+        estimator the weights are those of all states, and ``states`` is None.
 
         Raises:
             ImpossibleEvidenceError: an item has no configuration.
-            UnsupportedError: the structure has none.
+            UnsupportedError: the structure has no relaxed draws.
         """
         solution = self._checked
         if not isinstance(solution, RestrictedSolution):

@@ -78,7 +78,8 @@ class Records:
 
     Attributes:
         numbers: the records one after the other; they outlive every run that reads them.
-        size, levels: how many numbers and levels an item's tables have.
+        size, levels: how many numbers an item's tables have, and how many levels: the logs of the
+            scales by which parts of a table are divided.
         work: multiply-adds of an item, or so.
         at, level: where each table begins.
     """

@@ -742,9 +742,9 @@ def _earlier_cells(
     group: list[str], tables: Mapping[str, CellTable],
     reads: Mapping[str, list[tuple[_Draft, Read]]], labels: set[tuple[int | str, str | int]],
 ) -> Iterator[tuple[_Draft, Affine]]:  # fmt: skip
-    """What data may be supposed to keep to where rules read tables of their own group at data.
+    """What is supposed of an index that is data, where a rule reads a table of its own group.
 
-    The place is below that of the rule's cell, on the one axis of this that is no label.
+    It is less than the index of the rule's cell, on the one axis of that cell that is no label.
     """
     for name in group:
         axes = [axis for k, axis in enumerate(tables[name].axes) if (name, k) not in labels]

@@ -41,17 +41,18 @@ class Counting(Scheduler):
     clauses, and literals that hold for configurations of equal value carry its weight. `Or`,
     `Xor`, `Cardinality` and other automata are clauses without their tables.
 
-    Log Z of one row of evidence is the answer of a counter, unless a circuit is compiled soon: it
-    branches, propagates, learns clauses and keeps the counts of components that it meets again. d4
-    has three fifths of the time, and pyganak the rest: it simplifies clauses first, and holds 128
-    bits for weights. They run in separate processes, which the clock or their memory ends. All else
-    needs a circuit, where all branches of such a search are kept: that of d4, or of a compiler of
-    this library, which learns nothing and is tried first. It is compiled once for a set of clauses,
-    whatever their weights, and answers batches of evidence and weights; log Z of it has gradients,
-    those of other answers are refused. Marginal modes are not answered.
+    There are two ways. A counter gives log Z of one row of evidence: it branches, propagates,
+    learns clauses and keeps the counts of components that it meets again. d4 has three fifths of
+    the time, and pyganak the rest, which simplifies clauses first and holds 128 bits for weights.
+    They run in separate processes, which the clock or their memory ends. All else needs a circuit,
+    which keeps all branches of such a search. A compiler of this library is tried first, which
+    learns nothing, and then d4. A circuit is compiled once for a set of clauses, whatever their
+    weights, and answers batches of evidence and weights. Its log Z has gradients; those of other
+    answers are refused. d4 and pyganak are optional: without them there are the circuits of this
+    library. Marginal modes are not answered.
 
     Cost: not known in advance; seconds to minutes for planning problems of a thousand variables and
-    a width of hundreds. Fewer models can be compiled than counted. All marginals take two passes
+    a width of hundreds. Some models can be counted and not compiled. All marginals take two passes
     over the circuit; max-marginals and the marginals of a factor take a row of evidence for each
     state. For models without hard zeros contraction is better.
 
@@ -65,7 +66,9 @@ class Counting(Scheduler):
 
     Raises:
         ModelError: a limit that is no number above zero, or infinite seconds.
-        UnsupportedError: (`plan`) there is neither a counter nor a compiled library.
+        UnsupportedError: (`plan`) there is neither a counter nor a compiled library; (answers) a
+            gradient of something else than log Z, or a marginal mode.
+        BudgetError: (answers) the count or the circuit did not end within the limits.
     """
 
     seconds: float = 60.0

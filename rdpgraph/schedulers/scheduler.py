@@ -85,7 +85,7 @@ def _run(what: str, run: Callable[[], object]) -> Solution:
 
 
 def reduced(graph: FactorGraph, seconds: float) -> "Network":
-    """Network to contract, with states probed one by one unless it is cheap.
+    """The reduced network to contract. If that is not cheap as it is, states are probed one by one.
 
     Probing takes a twentieth of the seconds at most.
     """

@@ -272,7 +272,7 @@ class _Masked(Sweeper):
 
 
 class _Paired(Sweeper):
-    """Sweeps over clusters of which each separator joins two, in schedules that see no residuals.
+    """Sweeps over clusters whose separators join two each, in schedules that read no residuals.
 
     What one cluster sent is what the other receives. Messages are held edge by edge until `finish`.
     """

@@ -175,7 +175,9 @@ def error_of(logs: Floats) -> float:
 
 
 def error_beside(logs: Floats, fewer: Floats) -> float:
-    """Standard error of the log of a mean, given estimates by populations `FEWER` times smaller.
+    """Standard error (nats) of the log of the mean of estimates by large populations.
+
+    It is no less than those by populations `FEWER` times smaller suggest.
 
     Large populations that all miss the same mass agree, and their spread says nothing. The smaller
     ones show it in two ways: their mean lies below by more than chance, and the error falls faster

@@ -135,8 +135,9 @@ class RandomizedPruning(Estimator):
     constituent, are these two words aligned, is this step in that state), solves the rest exactly,
     adds its expectations to the running averages, and draws the next configuration from it: block
     Gibbs sampling. Errors fall as one over the root of the sweeps, and a sweep costs what its mask
-    leaves. There is no estimate of Z, and the averages have no gradients: they are the gradient of
-    log Z themselves.
+    leaves. It answers marginals, expected scores and counts, without gradients: these averages are
+    the gradient of log Z themselves. Log Z, entropies, joints, modes and max-marginals raise
+    `UnsupportedError`.
 
     Args:
         sweeps: how many are averaged, of each chain.
@@ -146,8 +147,8 @@ class RandomizedPruning(Estimator):
         chains: independent ones, swept at once; two or more have an R-hat.
         warm_up: sweeps before the averages begin; default a tenth of `sweeps`.
         seconds: no sweep begins after that many.
-        progress: called with a `Progress` after every sweep, and every two seconds in which none
-            ends and a graph is solved.
+        progress: called with a `Progress` after every sweep; for a graph also every two seconds
+            while a sweep lasts.
         resume: a posterior of the same model by randomized pruning, to go on from; its chains,
             selections and averages are taken over, and it is not warmed up again: `selected`,
             `likely`, `chains` and `warm_up` are those of the earlier run.

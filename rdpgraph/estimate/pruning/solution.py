@@ -240,10 +240,10 @@ class PrunedSolution(Delegate):
 
     @property
     def _of_draws(self) -> Tensor:
-        """(*batch, *questions) standard error of answers near 0 or 1 that vary, as of draws.
+        """(*batch, *questions) standard error of answers near 0 or 1 that vary.
 
-        As many draws as the effective size of the item's other answers and its score; one may have
-        hit.
+        It is that of n independent draws, one of which may have hit, where n is the effective
+        number of the item's other answers and of its score.
         """
         answers, batch = self.answers, self.run.sampler.masks.batch_shape
         total = float(max(self.averages.chains * self.averages.sweeps, 1))

@@ -111,11 +111,12 @@ class Banded(PairOperator):
     Stephens 2003): with a leading dim, one for each step.
 
     Args:
-        log_values: (*lead, N, D) nats, of the first state and the offset; those that lead beyond
-            the states are not read. Leading dims are the steps of a chain, batch dims or factors of
-            a block. Gradients flow to them.
-        offsets: D different whole numbers between -N and N, at least one.
-        rest: (*lead, N, N), whose leading dims broadcast with those of the values. With a rest of
+        log_values: (*lead, N, D) nats, [i, d] of state i and offset o_d; where i + o_d is no state
+            it is not read. Leading dims are the steps of a chain, batch dims or factors of a block.
+            Gradients flow to them.
+        offsets: D different whole numbers from -(N - 1) to N - 1, at least one.
+        rest: a `LowRank` of shape (*lead, N, N), whose leading dims broadcast with those of the
+            values; None: nothing elsewhere. With a rest of
             one rank maxima have the cost of sums; of more they form the N^2 values.
 
     Raises:
@@ -316,11 +317,12 @@ def _times(matrix: LogMatrix, rows: Tensor) -> Tensor:
 class Monarch(PairOperator):
     """A pairwise potential that is a product of two block-diagonal matrices with a permutation.
 
-    A state is a block and a place in it, i = (a, b) and j = (k, c), and
-    ``log value(i, j) = log_left[a, b, k] + log_right[k, a, c]``: normalised, the block of the next
-    state given the state, and the place in it given both blocks. With blocks of sqrt(N) states a
-    `Chain` costs O(T N sqrt(N)), maxima too, and has 2 N sqrt(N) parameters. Where B and C differ,
-    its blocks are cut to their greatest common divisor d, which costs O(T N (K + N / d)).
+    A state is a block and a place in it, i = (a, b) and j = (k, c), and ``log value(i, j) =
+    log_left[a, b, k] + log_right[k, a, c]``. Where both are `normalised`, the first is the
+    log-probability of the next block given the state, and the second that of the place in it given
+    both blocks. With blocks of sqrt(N) states a `Chain` costs O(T N sqrt(N)), maxima too, and has 2
+    N sqrt(N) parameters. Where the sizes B and C of the blocks differ, they are cut to their
+    greatest common divisor d, which costs O(T N (K + N / d)).
 
     Args:
         log_left: (A, B, K) nats, of N = A B states and K blocks of the second ones.

@@ -156,8 +156,9 @@ _TOLERANCE = 1e-4  # by which sums of given probabilities may differ from one
 class Table(Stored):
     """A dense table of log-values (nats); -inf is a hard zero.
 
-    Values between 0 and 1 that sum to one over a dim, or in all, are warned of once, as they look
-    like probabilities: `from_probabilities` takes these, and `from_logs` says that logs are meant.
+    Values between 0 and 1, not all of them 0 or 1, that sum to one over a dim or in all, are warned
+    of once, as they look like probabilities: `from_probabilities` takes these, and `from_logs` says
+    that logs are meant.
 
     Args:
         log_values: (*lead, k_1, ..., k_n), floating; leading dims are batch dims or factors of a

@@ -97,9 +97,9 @@ def _planned(task: Task, deadline: float) -> Planned | None:
 
 
 def _planned_later(task: Task, left: float) -> Planned | None:
-    """The same, planned when an answer needs it, in the time that was left at the auction.
+    """The plan of clusters, made when an answer first needs it, in the time left at the auction.
 
-    Operations of planning are not counted among those of answers, as they are not at an auction.
+    As at an auction, operations of planning are not counted among those of answers.
     """
     counter = None if task.counter is None else Counter()
     with counted(counter):

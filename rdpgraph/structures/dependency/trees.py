@@ -148,8 +148,8 @@ def in_logs(unary: Arcs, lengths: Lengths, *, multiroot: bool) -> LogZ:
     """`log_partition` in log-space: exact at any range of scores.
 
     With one root only the part linear in the weights of the root's arcs is kept (Koo et al. 2007
-    have it as the determinant with a row replaced): those arcs have no part in pivots, until a word
-    has no head but the root.
+    have it as the determinant with a row replaced): those arcs enter a pivot only where a word has
+    no other head left.
     """
     batch, words = unary.shape[:2]
     arcs, root = unary[:, :, 1:], unary[:, :, 0]

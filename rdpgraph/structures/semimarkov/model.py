@@ -272,9 +272,9 @@ class SemiMarkov(Recurrence):
     def sites(self) -> Sites:
         """The segments within the sequence.
 
-        A label's mean factor value is the mean transition to it, except for the first segment,
-        times that from it, except for the last; over random labels, or all with a `LowRank`
-        transition.
+        A label's mean factor value is the mean transition into it, one for the first segment, times
+        the mean transition out of it, one for the last. The means are over random labels, or over
+        all if the transition is a `LowRank`.
         """
         means = partial(proposals.mean_values, self.unary, self.lengths, self.potential)
         unary = proposals.unary(self.unary, self.lengths)
