@@ -24,6 +24,7 @@ from tests.fuzz.compare import Skipped, holds
 from tests.fuzz.recognised import KINDS as STRUCTURES
 from tests.fuzz.recognised import shuffled
 from tests.logical import LOGICAL, count_between
+from tests.questions import NUMBERS, QUESTIONS
 
 MOST = 20_000
 """Configurations times batch items."""
@@ -149,16 +150,12 @@ class Asked:
 
         asked: dict[str, Ask] = {
             "status": lambda p: p.status,
-            "log_partition": lambda p: p.log_partition,
+            **QUESTIONS,
             "bounds": lambda p: p.bounds(),
             "bounds at 90%": lambda p: p.bounds(confidence=0.9),
             "standard_error": lambda p: p.standard_error,
-            "marginals": lambda p: p.marginals(),
             "marginal": lambda p: p.marginal(every[-1]),
             "joint": lambda p: p.joint(singles[:2]),
-            "entropy": lambda p: p.entropy(),
-            "max_marginals": lambda p: p.max_marginals(),
-            "mode": lambda p: p.mode(),
             "mode_bound": lambda p: p.mode_bound(),
             "mode_is_optimal": lambda p: p.mode_is_optimal(),
             "mode_is_consistent": lambda p: p.mode_is_consistent(),
@@ -174,10 +171,8 @@ class Asked:
             },
             **{
                 f"{name} without gradients": lambda p, ask=ask: without_gradients(ask, p)
-                for name, ask in {
-                    "marginals": lambda p: p.marginals(), "entropy": lambda p: p.entropy(),
-                    "log_partition": lambda p: p.log_partition,
-                }.items()
+                for name, ask in NUMBERS.items()
+                if name != "max_marginals"
             },
         }  # fmt: skip
         if factor is not None:
@@ -336,9 +331,7 @@ class Claims:
         numbers = rng.permutation(graph.num_variables)[: int(rng.integers(1, 4))]
         some = [graph.domain.variable(int(n)) for n in numbers]
         questions: dict[str, Ask] = {
-            "marginals": lambda p: p.marginals(),
-            "entropy": lambda p: p.entropy(),
-            "max_marginals": lambda p: p.max_marginals(),
+            **{name: ask for name, ask in NUMBERS.items() if name != "log_partition"},
             "mode": lambda p: p.mode_bound(),
         }
         for row, states in enumerate(observed):

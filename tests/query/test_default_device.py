@@ -6,6 +6,7 @@ import pytest
 import torch
 
 import rdpgraph as rg
+from tests.questions import QUESTIONS, seeded
 
 
 def draw(*shape, seed=0):
@@ -65,16 +66,8 @@ SOLVED_BY = {
     "by ranks": {"estimator": rg.LowRankFactors(4)},
     "within masks": {"estimator": rg.RandomizedPruning(sweeps=3)},
 }
-QUESTIONS = {
-    "log Z": lambda posterior, source: posterior.log_partition,
-    "marginals": lambda posterior, source: posterior.marginals(),
-    "max-marginals": lambda posterior, source: posterior.max_marginals(),
-    "mode": lambda posterior, source: posterior.mode(),
-    "entropy": lambda posterior, source: posterior.entropy(),
-    "samples": lambda posterior, source: posterior.sample(3, source),
-    "relaxed samples": lambda posterior, source: posterior.rsample(
-        temperature=0.5, generator=source
-    ),
+ASKED = QUESTIONS | {
+    "rsample": lambda posterior: posterior.rsample(temperature=0.5, generator=seeded()),
 }
 
 
@@ -82,9 +75,9 @@ def answers(graph, choices):
     """Every answer, and the refusals."""
     source, found, refused = torch.Generator().manual_seed(0), {}, {}
     posterior = rg.infer(graph, **choices, generator=source)
-    for question, ask in QUESTIONS.items():
+    for question, ask in ASKED.items():
         try:
-            answer = ask(posterior, source)
+            answer = ask(posterior)
             found[question] = dict(answer) if isinstance(answer, Mapping) else answer
         except rg.errors.RdpgraphError as refusal:
             refused[question] = str(refusal)

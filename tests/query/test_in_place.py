@@ -1,13 +1,11 @@
 """A posterior is that of the tensors as they were: what it was asked stays, the rest is refused."""
 
-from collections.abc import Callable
-from typing import Any
-
 import pytest
 import torch
 
 import rdpgraph as rg
 from rdpgraph.errors import ModelError
+from tests.questions import QUESTIONS
 
 
 def graph() -> tuple[torch.Tensor, rg.FactorGraph]:
@@ -33,14 +31,6 @@ CHOICES = {
     "structure": (chain, {}),
     "kept states": (chain, {"estimator": rg.Randomized.default(keep=2)}),
 }
-QUESTIONS: dict[str, Callable[[Any], Any]] = {
-    "log Z": lambda posterior: posterior.log_partition,
-    "marginals": lambda posterior: posterior.marginals(),
-    "mode": lambda posterior: posterior.mode(),
-    "entropy": lambda posterior: posterior.entropy(),
-    "max-marginals": lambda posterior: posterior.max_marginals(),
-    "sample": lambda posterior: posterior.sample(2),
-}
 
 
 @pytest.mark.parametrize("name", CHOICES)
@@ -49,9 +39,9 @@ def test_questions_after_a_write_are_refused(name):
     for write in (lambda own: own.mul_(-1.0), lambda own: setattr(own, "data", -own)):
         tensor, model = make()
         posterior = rg.infer(model, **choices)
-        QUESTIONS["mode" if name == "search" else "log Z"](posterior)
+        QUESTIONS["mode" if name == "search" else "log_partition"](posterior)
         write(tensor)
-        for question in set(QUESTIONS) - {"log Z"}:
+        for question in set(QUESTIONS) - {"log_partition"}:
             with pytest.raises(ModelError, match="changed in place"):
                 QUESTIONS[question](posterior)
 
@@ -61,8 +51,8 @@ def test_answers_of_before_a_write_stay(name):
     make, choices = CHOICES[name]
     tensor, model = make()
     posterior = rg.infer(model, **choices)
-    before = [QUESTIONS[question](posterior) for question in ("log Z", "marginals")]
+    before = [QUESTIONS[question](posterior) for question in ("log_partition", "marginals")]
     tensor.add_(torch.arange(tensor.numel()).reshape(tensor.shape))
-    after = [QUESTIONS[question](posterior) for question in ("log Z", "marginals")]
+    after = [QUESTIONS[question](posterior) for question in ("log_partition", "marginals")]
     torch.testing.assert_close(after, before, atol=0, rtol=0)
     assert not torch.equal(rg.infer(model, **choices).log_partition, before[0])

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 import rdpgraph as rg
-from tests.query import routes
+from tests import routes
 
 
 def graph(seed=0):

@@ -9,7 +9,8 @@ import torch
 import rdpgraph as rg
 from rdpgraph.plan import clock
 from rdpgraph.testing import brute_force
-from tests.query.routes import ROUTES, fixed, seeded
+from tests.questions import QUESTIONS
+from tests.routes import ROUTES, fixed, seeded
 
 DOUBLE = torch.float64
 
@@ -56,16 +57,11 @@ def same(got, wanted, what):
         assert got == wanted, what
 
 
-QUESTIONS = {
+ASKED = {
     "status": lambda p: p.status,
-    "log_partition": lambda p: p.log_partition,
+    **QUESTIONS,
     "bounds": lambda p: p.bounds(),
-    "marginals": lambda p: p.marginals(),
-    "entropy": lambda p: p.entropy(),
-    "max_marginals": lambda p: p.max_marginals(),
-    "mode": lambda p: p.mode(),
     "mode_bound": lambda p: p.mode_bound(),
-    "sample": lambda p: p.sample(3, generator=seeded()),
     "status_of": lambda p: p.status_of("max_marginals"),
     "modes": lambda p: p.status_of("mode"),
 }
@@ -80,11 +76,11 @@ def test_a_question_that_does_not_fit_falls_back_for_itself_alone():
     found = after.marginal_mode([y])
     assert not bool(found.optimal)  # it does not fit, and a search answers
     assert float(found.score) <= float(found.bound)
-    assert asked(QUESTIONS["status"], before) == asked(QUESTIONS["status"], after)
+    assert asked(ASKED["status"], before) == asked(ASKED["status"], after)
     assert before.status == exact.status  # by another route
     for name in ("log_partition", "bounds", "marginals", "entropy", "max_marginals"):
         for posterior in (before, after):
-            same(asked(QUESTIONS[name], posterior), asked(QUESTIONS[name], exact), name)
+            same(asked(ASKED[name], posterior), asked(ASKED[name], exact), name)
     tables = [block.potential.log_values for block in graph.blocks]
     for value in (lambda p: p.log_partition, lambda p: p.entropy(), lambda p: p.marginal("y[2]")):
         for posterior in (before, after):
@@ -113,13 +109,10 @@ def test_every_answer_is_that_of_a_posterior_asked_nothing_else(route):
     build, options = ROUTES[route]
     model = build(0.8 * fixed(60))
     if isinstance(model, rg.FactorGraph):
-        questions = QUESTIONS
+        questions = ASKED
     else:
-        questions = {name: QUESTIONS[name] for name in ("status", "log_partition", "status_of")}
-        questions |= {
-            name: (lambda p, name=name: getattr(p, name)())
-            for name in ("marginals", "entropy", "max_marginals")
-        }
+        names = ("status", "log_partition", "status_of", "marginals", "entropy", "max_marginals")
+        questions = {name: ASKED[name] for name in names}
 
     def posterior():
         return rg.infer(model, generator=seeded(1), **options())
@@ -140,10 +133,10 @@ def test_approximate_answers_are_those_of_a_posterior_asked_nothing_else(seconds
     model = ladder(5, 2)[2]
     scheduler = rg.Auto(memory=300.0, seconds=seconds)
     with clock.counted(clock.Counter()):
-        alone = {name: asked(ask, rg.infer(model, scheduler)) for name, ask in QUESTIONS.items()}
+        alone = {name: asked(ask, rg.infer(model, scheduler)) for name, ask in ASKED.items()}
         posterior = rg.infer(model, scheduler)
         assert posterior.plan.route in ("loopy", "join graph")
-        for name, ask in reversed(QUESTIONS.items()):
+        for name, ask in reversed(ASKED.items()):
             same(asked(ask, posterior), alone[name], name)
 
 

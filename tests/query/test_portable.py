@@ -9,7 +9,7 @@ import pytest
 import torch
 
 import rdpgraph as rg
-from tests.query.routes import ROUTES, answered, posterior, total, weights
+from tests.routes import ROUTES, answered, posterior, total, weights
 
 WAYS = (lambda p: pickle.loads(pickle.dumps(p)), copy.deepcopy)
 

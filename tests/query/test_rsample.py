@@ -7,7 +7,7 @@ import torch
 from torch.testing import assert_close
 
 import rdpgraph as rg
-from tests.query.routes import ROUTES, embedded, evidence, inferred, logical, ring, seeded, weights
+from tests.routes import ROUTES, embedded, evidence, inferred, logical, ring, seeded, weights
 
 RELAXED = [
     name

@@ -7,18 +7,12 @@ import pytest
 import torch
 
 import rdpgraph as rg
+from tests.questions import QUESTIONS
 
 X, Y = rg.Variable("x", 2), rg.Variable("y", 3)
 ROW = rg.VariableArray("r", (3,), 2)
 ESTIMATE = rg.Randomized.default(keep=2, replicates=3)
 SCHEDULERS = [rg.Auto(), rg.Contraction(), rg.Loopy(sweeps=50), rg.JoinGraph()]
-QUESTIONS = {
-    "log_partition": lambda p: p.log_partition,
-    "marginals": lambda p: p.marginals(),
-    "max_marginals": lambda p: p.max_marginals(),
-    "entropy": lambda p: p.entropy(),
-    "mode": lambda p: p.mode(),
-}
 
 
 def drawn():

@@ -8,6 +8,7 @@ import torch
 import rdpgraph as rg
 from rdpgraph.testing import check_structure
 from tests.fuzz.structures import mapped
+from tests.questions import NUMBERS
 
 
 def draw(*shape, seed=0):
@@ -124,11 +125,7 @@ def test_conformance(name):
     check_structure(STRUCTURES[name]())
 
 
-ANSWERS = {
-    "log Z": lambda model: model.log_partition(),
-    "marginals": lambda model: model.marginals(),
-    "entropy": lambda model: model.entropy(),
-    "max-marginals": lambda model: model.max_marginals(),
+ANSWERS = NUMBERS | {
     "mode": lambda model: model.score(model.mode()),
     "k best": lambda model: model.k_best(2).scores,
     "samples": lambda model: model.log_prob(model.sample(3, torch.Generator().manual_seed(0))),

@@ -15,7 +15,7 @@ MODELS = STRUCTURES | {
     "bitext": lambda: rg.Bitext.words(draw(2, 2), draw(2, seed=1), draw(2, seed=2)),
     "parities": lambda: rg.ParityModel([[1, 1, 0], [0, 1, 1]], draw(3), syndrome=[[1, 0], [1, 1]]),
 }
-ASKED = ("log Z", "marginals", "entropy", "mode", "samples")
+ASKED = ("log_partition", "marginals", "entropy", "mode", "samples")
 
 
 def in_double(own):

@@ -7,6 +7,7 @@ import pytest
 import torch
 
 import rdpgraph as rg
+from tests.questions import NUMBERS
 
 
 def drawn(*shape, seed=0):
@@ -102,11 +103,7 @@ MODELS = {
         nodes=4,
     ),
 }
-QUESTIONS = {
-    "log Z": lambda model: model.log_partition(),
-    "marginals": lambda model: model.marginals(),
-    "entropy": lambda model: model.entropy(),
-    "max-marginals": lambda model: model.max_marginals(),
+QUESTIONS = NUMBERS | {
     "mode": lambda model: model.site_states(model.mode()),
     "k best": lambda model: model.k_best(3).scores,
     "samples": lambda model: model.site_states(model.sample(4, torch.Generator().manual_seed(0))),
@@ -167,7 +164,7 @@ def write(path, tensor, change):
 @pytest.mark.long
 @pytest.mark.parametrize("name", MODELS)
 def test_what_is_written_into_one_tensor_is_seen(name):
-    model, few = in_type(name, torch.float32), ("log Z", "max-marginals")
+    model, few = in_type(name, torch.float32), ("log_partition", "max_marginals")
     before = answers(model, few)
     for (path, tensor), change in zip(places(model), cycle(FLOATING), strict=False):
         write(path, tensor, change)

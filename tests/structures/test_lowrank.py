@@ -6,6 +6,7 @@ import pytest
 import torch
 
 import rdpgraph as rg
+from tests.questions import NUMBERS
 
 WIDE = torch.float64
 
@@ -71,12 +72,8 @@ def one(answers):
     return value
 
 
-IN_CHAINS = {
-    "log Z": lambda m: m.log_partition(),
-    "marginals": lambda m: m.marginals(),
+IN_CHAINS = NUMBERS | {
     "filtered": lambda m: m.filtered(),
-    "entropy": lambda m: m.entropy(),
-    "max-marginals": lambda m: m.max_marginals(),
     "mode": lambda m: m.mode(),
     "k best": lambda m: m.k_best(3).scores,
     "edges": lambda m: m.edge_marginals(),
@@ -90,12 +87,8 @@ IN_CHAINS = {
     "masses": lambda m: m.sites().masses(torch.arange(4).expand(3, 5, 4), m.unary / 2).exp(),
     "graph": lambda m: rg.infer(m.factor_graph()).log_partition,
 }  # fmt: skip
-IN_SEGMENTS = {
-    "log Z": lambda m: m.log_partition(),
-    "marginals": lambda m: m.marginals(),
+IN_SEGMENTS = NUMBERS | {
     "positions": lambda m: m.position_marginals(),
-    "entropy": lambda m: m.entropy(),
-    "max-marginals": lambda m: m.max_marginals(),
     "mode": lambda m: m.mode().labels,
     "k best": lambda m: m.k_best(3).scores,
     "log-probability": lambda m: m.log_prob(m.mode()),

@@ -6,6 +6,7 @@ import pytest
 import torch
 
 import rdpgraph as rg
+from tests.questions import NUMBERS
 
 NONTERMINALS, PRETERMINALS, WORDS = 4, 3, 6
 CHILDREN = NONTERMINALS + PRETERMINALS
@@ -29,12 +30,8 @@ def factorised():
 
 
 RULES = {"low rank": low_rank, "factorised": factorised}
-QUERIES = {
-    "log Z": lambda m: m.log_partition(),
-    "marginals": lambda m: m.marginals(),
+QUERIES = NUMBERS | {
     "spans": lambda m: m.span_marginals(),
-    "entropy": lambda m: m.entropy(),
-    "max-marginals": lambda m: m.max_marginals(),
     "mode": lambda m: m.mode(),
     "score": lambda m: m.score(m.mode()),
     "log-probability": lambda m: m.log_prob(m.mode()),

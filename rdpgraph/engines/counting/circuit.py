@@ -119,7 +119,6 @@ class Circuit:
             else:
                 draws = torch.rand(one.shape, generator=generator, dtype=one.dtype, device="cpu")
                 first = draws.to(one.device) < torch.sigmoid(one - other)
-                first = torch.where(other == -math.inf, one > -math.inf, first)
             here = chosen[at : at + len(sums)]
             for child, taken in ((sums[:, 0], here & first), (sums[:, 1], here & ~first)):
                 chosen.index_put_((child,), taken, accumulate=True)

@@ -29,10 +29,9 @@ class LogOdds:
         c = equations.edges.classes[0]
         slots: list[list[Tensor]] = [[], []]
         parts: list[Tensor] = []
-        items = max((len(kernel.group.log_tables) for kernel in equations.kernels
-                     if isinstance(kernel, TableKernel)), default=1)  # fmt: skip
-        for number, kernel in enumerate(equations.kernels):
-            assert isinstance(kernel, TableKernel)
+        kernels = [each for each in equations.kernels if isinstance(each, TableKernel)]  # all
+        items = max((len(kernel.group.log_tables) for kernel in kernels), default=1)
+        for number, kernel in enumerate(kernels):
             for slot, segment in enumerate(equations.edges.by_kernel[number]):
                 edges = equations.edges.segments[segment]
                 slots[slot].append(torch.arange(edges.start, edges.stop, device="cpu"))

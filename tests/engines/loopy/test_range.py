@@ -352,3 +352,22 @@ def test_messages_are_the_same_where_gradients_could_be_asked_for():
     found = rg.infer(graph, scheduler=few).marginal(variables[0])
     with torch.no_grad():
         same(found, rg.infer(graph, scheduler=few).marginal(variables[0]), 1e-6)
+
+
+@pytest.mark.parametrize("height", [30.0, 1000.0])
+@pytest.mark.parametrize("scheduler", [rg.JoinGraph(2), rg.Loopy(tolerance=1e-12)], ids=str)
+def test_scores_that_move_from_one_factor_to_another_change_nothing(scheduler, height):
+    """Although all products of the tables and messages by themselves would underflow."""
+    tables, heights = 0.5 * randn(0, 4, 2, 2), torch.tensor([0.0, -height]).double()
+    moved = torch.stack([tables[0] + heights, tables[1] - heights.unsqueeze(1), *tables[2:]])
+    x, order = rg.VariableArray("x", (4,), 2), torch.arange(4)
+    plain, other = (
+        rg.infer(
+            rg.FactorGraph([rg.FactorBlock((x[order], x[(order + 1) % 4]), rg.Table(each))]),
+            scheduler,
+        )
+        for each in (tables, moved)
+    )
+    same(other.log_partition, plain.log_partition)
+    same(other.marginal(x), plain.marginal(x))
+    same(other.entropy(), plain.entropy())

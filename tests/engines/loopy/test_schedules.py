@@ -363,6 +363,27 @@ def test_a_restart_forgets_the_hard_zeros_of_the_evidence_before(before, after):
         same(one, other)
 
 
+def test_a_limit_of_time_that_is_not_met_changes_nothing():
+    """Items in turn share the seconds that are left, of which there are enough."""
+    graph = random_grid(0, 4, 4, 3, batch=(3,))[1]
+    for name in ("flooding", "residual"):
+        plain, limited = (loopy(graph, name, seconds=seconds) for seconds in (None, 1e4))
+        assert limited.status.converged
+        assert limited.status.iterations == plain.status.iterations
+        same(limited.log_partition, plain.log_partition)
+
+
+@pytest.mark.parametrize("share", [0.0, 0.3, 0.9])
+def test_a_mean_of_messages_is_that_of_their_values(share):
+    new = torch.tensor([0.0, -1.0, -1000.0, 0.0, -math.inf, 0.0], dtype=torch.float64)
+    old = torch.tensor([-1.0, 0.0, 0.0, -1000.0, 0.0, -math.inf], dtype=torch.float64)
+    mixed = rg.loopy.ProbabilityDamping(share).mix(new, old)
+    expected = ((1 - share) * new.exp() + share * old.exp()).log()
+    expected[2] = math.log(share) if share else -1000.0
+    expected[4] = -math.inf
+    same(mixed, expected)
+
+
 def test_progress_ends_the_sweeps_of_all_items():
     graph, seen = random_grid(0, 4, 4, 3, batch=(3,))[1], Watched()
     status = loopy(graph, "residual", tolerance=1e-7, progress=seen).status

@@ -480,6 +480,28 @@ def test_what_nothing_confirms_is_known_by_its_bounds_alone(seed):
     assert float(low) <= exact <= float(high)
 
 
+def test_progress_is_told_in_seconds_since_the_start(hands):
+    """The clock stands still unless it is moved, as it is with each report."""
+    seen = []
+
+    def progress(step):
+        seen.append(step)
+        hands.time += 0.1
+
+    x = rg.VariableArray("x", (5, 5), 2)
+    tables = [rg.Table(torch.tensor(t).double()) for t in ([[0.5, -1], [0, 1]], [[0, 1], [0.3, 0]])]
+    pairs = (x[:, 1:], x[:, :-1]), (x[1:], x[:-1])
+    graph = rg.FactorGraph(
+        [rg.FactorBlock(pair, table) for pair, table in zip(pairs, tables, strict=True)]
+    )
+    scheduler = rg.MiniBuckets(seconds=5.0, memory=500.0, draws=48, progress=progress)
+    found = rg.infer(graph, scheduler=scheduler).log_partition
+    assert seen
+    assert [step.number for step in seen] == list(range(1, len(seen) + 1))
+    assert [step.seconds for step in seen] == pytest.approx([0.1 * n for n in range(len(seen))])
+    assert float(found) == pytest.approx(seen[-1].value, abs=2.0)
+
+
 def test_other_questions_are_refused():
     posterior = rg.infer(random_graph(0), scheduler=rg.MiniBuckets(seconds=1.0, draws=10))
     with pytest.raises(UnsupportedError, match=r"not a mode.*Search"):

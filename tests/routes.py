@@ -5,10 +5,7 @@ import contextlib
 import torch
 
 import rdpgraph as rg
-
-
-def seeded(seed=0):
-    return torch.Generator().manual_seed(seed)
+from tests.questions import QUESTIONS, seeded
 
 
 def fixed(*shape, seed=0):
@@ -210,20 +207,10 @@ def total(answer):
     return sum((part * at).sum() for part, at in zip(finite, place, strict=True))
 
 
-ANSWERS = {
-    "log Z": lambda p: p.log_partition,
-    "marginals": lambda p: p.marginals(),
-    "entropy": lambda p: p.entropy(),
-    "max-marginals": lambda p: p.max_marginals(),
-    "mode": lambda p: p.mode(),
-    "samples": lambda p: p.sample(5, generator=seeded(9)),
-}
-
-
 def answered(p):
     """Every answer that the route has."""
     found = {}
-    for name, ask in ANSWERS.items():
+    for name, ask in QUESTIONS.items():
         with contextlib.suppress(rg.errors.UnsupportedError):
             found[name] = total(ask(p)).detach()
     return found
