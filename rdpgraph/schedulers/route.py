@@ -348,6 +348,24 @@ class Route(ABC):
         )  # fmt: skip
 
 
+class PlannedRoute(Route):
+    """A route whose bids carry the plan that they are made of, and the function that runs it."""
+
+    decisive: ClassVar[bool] = True
+
+    @staticmethod
+    def exact_bid(planned: tuple[Plan, Any]) -> Bid:
+        """An exact bid of what a plan predicts."""
+        plan = planned[0]
+        return Bid(Exactness.EXACT, plan.seconds, plan.stored_bytes, plan.why, work=planned)
+
+    def run(self, task: Task, bid: Bid) -> Solution:
+        return bid.work[1]()
+
+    def plan(self, task: Task, bid: Bid, why: str) -> Plan:
+        return bid.work[0]
+
+
 def _always(_: Shape) -> bool:
     return True
 

@@ -36,7 +36,7 @@ from rdpgraph.plan.tree import ContractionTree
 def log_partition_by(network: Network, tree: ContractionTree) -> Tensor:
     """(B,) log Z of a network by one pass up a tree of its topology, without gradients."""
     if network.impossible:
-        return torch.full_like(network.constant, -math.inf).expand(network.batch)
+        return network.log_zero
     program = compiled(tree, tuple(group.layout for group in network.groups))
     up = upward(program, network.groups, keep=False)
     return (log_total(up).to(network.constant) + network.constant).expand(network.batch)
@@ -85,7 +85,7 @@ class ExactSolution(Solution):
     def _log_partition(self) -> Tensor:
         network = self.network
         if network.impossible:
-            return torch.full_like(network.constant, -math.inf).expand(network.batch)
+            return network.log_zero
         if self.keep:
             up = self._sums
         else:
@@ -174,7 +174,7 @@ class ExactSolution(Solution):
         """(B,) score of the mode."""
         network = self.network
         if network.impossible:
-            return torch.full_like(network.constant, -math.inf).expand(network.batch)
+            return network.log_zero
         total = log_total(self._maxima).to(network.constant) + network.constant
         return total.expand(network.batch)
 

@@ -141,7 +141,7 @@ class JoinedSolution(Supplemented):
     def _log_partition(self) -> Tensor:
         network = self.network
         if network.impossible:
-            return torch.full_like(network.constant, -math.inf).expand(network.batch)
+            return network.log_zero
         total = self._layout.equations.log_partition(self._plain.messages)
         total = without_floors(total, network, self._layout.equations.lowest)
         return (total + network.constant).to(network.constant)

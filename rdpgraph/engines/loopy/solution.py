@@ -238,7 +238,7 @@ class LoopySolution(Approximation):
     def _log_partition(self) -> Tensor:
         network = self.network
         if network.impossible:
-            return torch.full_like(network.constant, -math.inf).expand(network.batch)
+            return network.log_zero
         outcome = self.outcome
         total = outcome.log_partitions
         if total is None:

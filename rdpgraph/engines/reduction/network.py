@@ -109,6 +109,11 @@ class Network:
         return math.prod(self.graph.batch_shape)
 
     @property
+    def log_zero(self) -> Tensor:
+        """(B,) -inf in the type of the model: log Z where no configuration is possible."""
+        return torch.full_like(self.constant, -math.inf).expand(self.batch)
+
+    @property
     def no_bounds(self) -> tuple[Tensor, Tensor]:
         """(B,) -inf and (B,) +inf, float64: bounds where nothing is known."""
         infinite = torch.full((self.batch,), math.inf, dtype=torch.float64, device="cpu")

@@ -3,7 +3,7 @@
 import math
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any, ClassVar
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -25,7 +25,7 @@ from rdpgraph.plan.clock import Allowance
 from rdpgraph.plan.plan import PASSES, Budget, Plan
 from rdpgraph.plan.planner import Optimize, make_plan
 from rdpgraph.plan.tree import ContractionTree
-from rdpgraph.schedulers.route import Others, Route, Task
+from rdpgraph.schedulers.route import Others, PlannedRoute, Task
 from rdpgraph.schedulers.scheduler import Planned, require_fit
 
 
@@ -36,10 +36,8 @@ class _Alone:
     tree: ContractionTree
 
 
-class ContractionRoute(Route):
+class ContractionRoute(PlannedRoute):
     """Variables are summed out in the cheapest order found, whole or in slices."""
-
-    decisive: ClassVar[bool] = True
 
     def bid(self, task: Task, question: Question[Any], budget: Budget) -> Bid | None:
         """Exact for all questions; refused, with the costs, where that exceeds the budget."""
@@ -48,7 +46,7 @@ class ContractionRoute(Route):
             return Bid(Exactness.EXACT, math.inf, math.inf, refused=why)
         plan, run = self._planned(task)
         if plan.fits:
-            return Bid(Exactness.EXACT, plan.seconds, plan.stored_bytes, plan.why, work=(plan, run))
+            return self.exact_bid((plan, run))
         if question.name == "log_partition" and (alone := self._alone(task, plan)) is not None:
             return alone
         timed = task.seconds is not None
@@ -94,7 +92,7 @@ class ContractionRoute(Route):
         if isinstance(bid.work, _Alone):
             seconds = effort.EXACT_SUM * task.allowance.left()
             return _upwards(task.network, bid.work.tree, seconds)
-        return bid.work[1]()
+        return super().run(task, bid)
 
     def run_with(self, task: Task, bid: Bid, others: Others | None) -> Solution:
         """Each kind of answer is exact where its pass ends in time; else the others give it."""
@@ -111,9 +109,6 @@ class ContractionRoute(Route):
         taken = Allowance(math.inf, 0.0, task.counter)
         sure = quick or task.counter is not None
         return ExactFirst(run(), others, sure, taken, task.exact_seconds)
-
-    def plan(self, task: Task, bid: Bid, why: str) -> Plan:
-        return bid.work[0]
 
 
 def _advice(plan: Plan) -> str:

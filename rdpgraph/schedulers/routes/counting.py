@@ -1,13 +1,13 @@
 """Routes of counting: log Z of models of constraints, and models with hidden variables."""
 
-from typing import Any, ClassVar
+from typing import Any
 
 from rdpgraph._core import effort
 from rdpgraph.engines.counting.solution import CountedFirst
 from rdpgraph.engines.solution import Question, Solution
 from rdpgraph.plan.bids import Bid, Exactness
 from rdpgraph.plan.clock import Allowance
-from rdpgraph.plan.plan import Budget, Plan
+from rdpgraph.plan.plan import Budget
 from rdpgraph.schedulers.counting import (
     Counting,
     CountOf,
@@ -15,13 +15,11 @@ from rdpgraph.schedulers.counting import (
     has_both,
     has_projections,
 )
-from rdpgraph.schedulers.route import Others, Route, Task
+from rdpgraph.schedulers.route import Others, PlannedRoute, Route, Task
 
 
-class ProjectionRoute(Route):
+class ProjectionRoute(PlannedRoute):
     """Models whose factors have hidden variables, which only a count sums out."""
-
-    decisive: ClassVar[bool] = True
 
     def bid(self, task: Task, question: Question[Any], budget: Budget) -> Bid | None:
         """Exact, for all but marginal modes of a graph with projections."""
@@ -32,12 +30,6 @@ class ProjectionRoute(Route):
         planned = task.once("projections", lambda: scheduler.plan(task.graph))
         memory, why = task.memory_limit, planned[0].why
         return Bid(Exactness.EXACT, seconds, memory, why, memory_is_limit=True, work=planned)
-
-    def run(self, task: Task, bid: Bid) -> Solution:
-        return bid.work[1]()
-
-    def plan(self, task: Task, bid: Bid, why: str) -> Plan:
-        return bid.work[0]
 
 
 class CountingRoute(Route):

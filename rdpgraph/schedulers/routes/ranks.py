@@ -4,7 +4,7 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any, ClassVar
+from typing import Any
 
 from rdpgraph._core import tuning
 from rdpgraph._core.cache import differentiable_property
@@ -14,21 +14,19 @@ from rdpgraph.estimate.lowrank import AddedVariables, SummedOut, with_ranks
 from rdpgraph.model.graph import FactorGraph
 from rdpgraph.model.potentials.lowrank import LowRank
 from rdpgraph.plan.bids import Bid
-from rdpgraph.plan.plan import Budget, Plan
+from rdpgraph.plan.plan import Budget
 from rdpgraph.schedulers.auction import planned_with_ranks
 from rdpgraph.schedulers.preparing import solved
-from rdpgraph.schedulers.route import Route, Task
+from rdpgraph.schedulers.route import PlannedRoute, Task
 from rdpgraph.schedulers.scheduler import Planned
 
 
-class RanksRoute(Route):
+class RanksRoute(PlannedRoute):
     """Large `LowRank` factors become variables of their ranks; all routes bid for that graph.
 
     The tables of such factors are not written out, so no later route is asked about the graph as
     it was declared.
     """
-
-    decisive: ClassVar[bool] = True
 
     def bid(self, task: Task, question: Question[Any], budget: Budget) -> Bid | None:
         """The best bid for the graph with variables of ranks, where it is much smaller."""
@@ -44,12 +42,6 @@ class RanksRoute(Route):
 
     def _planned(self, task: Task) -> Planned | None:
         return planned_by_ranks(task.graph, planned_with_ranks(task))
-
-    def run(self, task: Task, bid: Bid) -> Solution:
-        return bid.work[1]()
-
-    def plan(self, task: Task, bid: Bid, why: str) -> Plan:
-        return bid.work[0]
 
 
 def planned_by_ranks(graph: FactorGraph, planned: Callable[[FactorGraph], Planned]) -> Planned:

@@ -1,65 +1,51 @@
 """Routes of structures: recognised in a graph, or in what evidence leaves of it."""
 
-from collections.abc import Callable
 from functools import partial
-from typing import Any, ClassVar
+from typing import Any
 
 from rdpgraph.engines.recognised import RecognisedSolution, plan_of, recognised_left
 from rdpgraph.engines.solution import Question, Solution
 from rdpgraph.interface.structure import Match, Structure
-from rdpgraph.plan.bids import Bid, Exactness
-from rdpgraph.plan.plan import Budget, Plan
+from rdpgraph.plan.bids import Bid
+from rdpgraph.plan.plan import Budget
 from rdpgraph.schedulers.auction import solver_without_structure
-from rdpgraph.schedulers.route import Route, Task
+from rdpgraph.schedulers.route import PlannedRoute, Task
 from rdpgraph.schedulers.scheduler import Planned
 
 
-class StructureRoute(Route):
+class StructureRoute(PlannedRoute):
     """A registered structure that the graph is: its own recursion answers.
 
     What the structure does not answer itself goes to the routes without structures.
     """
-
-    decisive: ClassVar[bool] = True
 
     def bid(self, task: Task, question: Question[Any], budget: Budget) -> Bid | None:
         """Exact, for every question that the structure answers."""
         match = task.match
         if match is None or not _answers(type(match.structure), question.name):
             return None
-        return task.once("structure bid", lambda: _bid_of(plan_of(match.structure), match))
+        return task.once("structure bid", lambda: self.exact_bid((plan_of(match.structure), match)))
 
     def run(self, task: Task, bid: Bid) -> Solution:
         match: Match = bid.work[1]
         return RecognisedSolution(task.graph, match, solver_without_structure(task, task.graph))
 
-    def plan(self, task: Task, bid: Bid, why: str) -> Plan:
-        return bid.work[0]
 
-
-class RemainingStructureRoute(Route):
+class RemainingStructureRoute(PlannedRoute):
     """A registered structure that is left of the graph once observed variables are gone."""
-
-    decisive: ClassVar[bool] = True
 
     def bid(self, task: Task, question: Question[Any], budget: Budget) -> Bid | None:
         """Exact, for every question but marginal modes."""
         planned = task.once("remaining structure", lambda: self._planned(task))
         if planned is None or question.name == "marginal_mode":
             return None
-        return task.once("remaining structure bid", lambda: _bid_of(*planned))
+        return task.once("remaining structure bid", lambda: self.exact_bid(planned))
 
     def _planned(self, task: Task) -> Planned | None:
         if task.graph.observed is None:
             return None
         general = partial(solver_without_structure, task)
         return recognised_left(task.graph, task.network, general)
-
-    def run(self, task: Task, bid: Bid) -> Solution:
-        return bid.work[1]()
-
-    def plan(self, task: Task, bid: Bid, why: str) -> Plan:
-        return bid.work[0]
 
 
 def _answers(structure: type[Structure], question: str) -> bool:
@@ -68,7 +54,3 @@ def _answers(structure: type[Structure], question: str) -> bool:
         return True
     own = getattr(structure, question, None)
     return own is not None and own is not getattr(Structure, question)
-
-
-def _bid_of(plan: Plan, work: Match | Callable[[], Solution]) -> Bid:
-    return Bid(Exactness.EXACT, plan.seconds, plan.stored_bytes, plan.why, work=(plan, work))
