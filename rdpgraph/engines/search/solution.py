@@ -235,6 +235,12 @@ class Seeker:
         above = torch.where(found.optimal.cpu() & ~proved, scores.cpu(), bounds)
         return Searched(states, scores, optimal, above)
 
+    def for_sums(self, seconds: float) -> "Seeker":
+        """Return a seeker whose messages bound sums, not maxima; they have passed by then."""
+        bounding = replace(self.bounding)
+        bounding.above(1.0, seconds)
+        return replace(self, bounding=bounding)
+
     def scored(self, states: Tensor) -> Searched:
         """Return configurations (B, V) with their scores."""
         return scored(self.network, states)
@@ -409,16 +415,12 @@ class SearchSolution(SearchedMarginalModes):
 
     @cached_property
     def _of_sums(self) -> Seeker:
-        """The seeker whose messages bound sums and not maxima; they have passed already."""
-        bounding = replace(self._seeker.bounding)
-        bounding.above(1.0, effort.MODE_BOUNDS * self.limits.seconds)
-        return replace(self._seeker, bounding=bounding)
+        return self._seeker.for_sums(effort.MODE_BOUNDS * self.limits.seconds)
 
     def log_partition(self) -> Tensor:
         """Return -inf where the model is known to be impossible; else refuse."""
         if self.network.impossible:
-            dtype = self.network.graph.dtype
-            return torch.full((self.network.batch,), -math.inf, dtype=dtype, device="cpu")
+            return self.network.log_zero
         return _refused()
 
     variable_marginals = factor_marginals = expected_score = cast("Any", _refused)

@@ -221,11 +221,9 @@ class Sought(SearchedMarginalModes, Approximations):
 
     @cached_property
     def _of_sums(self) -> Seeker:
-        """The seeker with messages that bound sums, not maxima; they have passed."""
-        bounding, allowance = replace(self.seeker.bounding), self.allowance.for_one_answer()
+        allowance = self.allowance.for_one_answer()
         with allowance.spending(), torch.no_grad():
-            bounding.above(1.0, effort.AUTO_BOUNDS * allowance.seconds)
-        return replace(self.seeker, bounding=bounding)
+            return self.seeker.for_sums(effort.AUTO_BOUNDS * allowance.seconds)
 
     def bounds(self) -> tuple[Tensor, Tensor]:
         """(B,) and (B,) bounds on log Z: by the mode, and by the messages if they are bounds."""
