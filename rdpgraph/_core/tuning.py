@@ -122,9 +122,9 @@ MESSAGE_ENTRY, AUTOMATON_SLOT, AUTOMATON_ENTRY, CLUSTER_ENTRY = 5.0, 6e4, 30.0, 
 however many factors there are, and each entry of its messages; of a cluster for each separator."""
 
 SWEPT_TABLE, SWEPT_ENTRIES, SWEPT_STEP = 2**10, 2**14, 12.0
-"""Entries of a table up to which compiled code passes its messages; entries of all messages that
-are worth a thread of a sweep; and operations of a sweep for each step of an automaton, at each
-slot of each factor."""
+"""Entries of a table of three variables or more up to which compiled code passes its messages;
+entries of all messages that are worth a thread of a sweep; and operations of a sweep for each step
+of an automaton, at each slot of each factor."""
 
 LOOK_OPERATIONS = 1e8
 """Operations of messages between two looks for Ctrl-C: some tens of milliseconds, which nobody

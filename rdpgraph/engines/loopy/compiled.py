@@ -169,27 +169,30 @@ class CompiledMessages:
         return sums
 
     def update(
-        self, flat: Tensor, sums: Tensor, chosen: Tensor, keep: float,
+        self, flat: Tensor, sums: Tensor, residuals: Tensor | None, chosen: Tensor, keep: float,
         in_values: bool,  # noqa: FBT001
     ) -> Tensor:  # fmt: skip
-        """Update some edges of all items at once; return the (B,) largest changes."""
+        """Update some edges of all items at once; return the (B,) largest changes.
+
+        The sums of messages are kept right, and so are the `residuals` of a single item.
+        """
         changes = torch.zeros(len(flat), dtype=torch.float64, device="cpu")
         chosen = chosen.contiguous()
         _function("update", self._dtype)(
             self._prepared(), flat.data_ptr(), sums.data_ptr(), chosen.data_ptr(),
-            changes.data_ptr(), None, len(chosen), keep, in_values, self._threads(len(flat)),
+            changes.data_ptr(), None if residuals is None else residuals.data_ptr(), len(chosen),
+            keep, in_values, self._threads(len(flat)),
         )  # fmt: skip
         return changes
 
     def residuals(self, flat: Tensor, sums: Tensor) -> Tensor:
         """Return (E,) how much each message of the only item would change now."""
-        deltas = torch.zeros(self._edges.count, dtype=torch.float64, device="cpu")
-        changes = torch.zeros(1, dtype=torch.float64, device="cpu")
+        residuals = torch.zeros(self._edges.count, dtype=torch.float64, device="cpu")
         _function("update", self._dtype)(
-            self._prepared(), flat.data_ptr(), sums.data_ptr(), None, changes.data_ptr(),
-            deltas.data_ptr(), 0, 0.0, 0, 1,
+            self._prepared(), flat.data_ptr(), sums.data_ptr(), None, None,
+            residuals.data_ptr(), 0, 0.0, 0, self._threads(1),
         )  # fmt: skip
-        return deltas
+        return residuals
 
     def log_partition(self, flat: Tensor) -> Tensor:
         """Return the (B,) approximate log Z in float64: `Equations.log_partition`."""

@@ -166,6 +166,7 @@ class _Compiled(Sweeper):
         self._looks = schedule.looks_at_residuals
         self._messages: Tensor | None = None
         self._sums: Tensor | None = None  # of messages at variables, in schedules of sets
+        self._residuals: Tensor | None = None  # of the only item, where a schedule looks at them
 
     @property
     def operations(self) -> float:
@@ -190,7 +191,9 @@ class _Compiled(Sweeper):
             self._sums = self._compiled.beliefs(flat)
         for chosen in sets:
             some = torch.arange(edges.count, device="cpu") if chosen is None else chosen
-            changes.append(self._compiled.update(flat, self._sums, some.cpu(), *self._mixing))
+            changes.append(
+                self._compiled.update(flat, self._sums, self._residuals, some.cpu(), *self._mixing)
+            )
             self.updates += len(some)
         if self._looks:
             return messages, self.residuals().amax().reshape(1)
@@ -200,7 +203,9 @@ class _Compiled(Sweeper):
         assert self._messages is not None
         if self._sums is None:
             self._sums = self._compiled.beliefs(self._messages)
-        return self._compiled.residuals(self._messages, self._sums)
+        if self._residuals is None:
+            self._residuals = self._compiled.residuals(self._messages, self._sums)
+        return self._residuals.clone()  # which changes with the next set
 
     @property
     def _mixing(self) -> tuple[float, bool]:

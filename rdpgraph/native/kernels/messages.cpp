@@ -77,38 +77,45 @@ void sweep_all(const Model& model, Real* messages, const int64_t* items, double*
   });
 }
 
+// The factors of each block that are marked, among those of all blocks.
+std::vector<std::vector<int32_t>> listed(const Model& model, const std::vector<uint8_t>& marked) {
+  std::vector<std::vector<int32_t>> lists(model.kernel_count);
+  const auto* firsts = reinterpret_cast<const int64_t*>(model.first_factors);
+  for (int64_t n = 0; n < model.kernel_count; ++n)
+    for (int64_t f = firsts[n]; f < firsts[n + 1]; ++f)
+      if (marked[f]) lists[n].push_back(int32_t(f - firsts[n]));
+  return lists;
+}
+
 // Updates some edges of each item at once, from the messages and beliefs before; then the beliefs of the
-// variables that they lead to. With `deltas` nothing changes but these, of all edges of the only item.
+// variables that they lead to, and, of a single item, the residuals of all edges: those of factors of
+// these variables. Without chosen edges, the residuals alone.
 template <typename Real, typename Work>
 void update_some(const Model& model, Real* messages, Real* beliefs, const int64_t* chosen, double* changes,
-                 double* deltas, int64_t count, double keep, bool in_values, int threads) {
+                 double* residuals, int64_t count, double keep, bool in_values, int threads) {
   const Propagation<Real> p(model);
-  std::vector<uint8_t> only(deltas ? 0 : model.edges, 0);
-  std::vector<std::vector<int32_t>> lists(model.kernel_count);
-  std::vector<int64_t> variables;
-  if (!deltas) {
-    // Each factor that sends some of the messages, and each variable that gets some, once.
-    const int32_t* owners = p.template at<const int32_t>(model.owners);
-    const int64_t* firsts = p.template at<const int64_t>(model.first_factors);
-    const int32_t* ends = p.template at<const int32_t>(model.ends);
-    std::vector<uint8_t> sends(model.factors, 0), gets(model.variables, 0);
-    for (int64_t i = 0; i < count; ++i) {
-      only[chosen[i]] = 1;
-      sends[owners[chosen[i]]] = 1;
-      if (!gets[ends[chosen[i]]]) variables.push_back(ends[chosen[i]]), gets[ends[chosen[i]]] = 1;
-    }
-    for (int64_t n = 0; n < model.kernel_count; ++n)
-      for (int64_t f = 0; f < p.kernels[n].factors; ++f)
-        if (sends[firsts[n] + f]) lists[n].push_back(int32_t(f));
+  const Update asking{0, false, nullptr, residuals};
+  if (!chosen) {
+    update_factors<Real, Work>(p, 0, messages, beliefs, nullptr, asking, threads);
+    return;
   }
-  const Update how{keep, in_values, deltas ? nullptr : only.data(), deltas};
+  // Each factor that sends some of the messages, and each variable that gets some, once.
+  const int32_t *owners = p.template at<const int32_t>(model.owners), *ends = p.template at<const int32_t>(model.ends);
+  std::vector<uint8_t> only(model.edges, 0), sends(model.factors, 0), gets(model.variables, 0);
+  std::vector<int64_t> variables;
+  for (int64_t i = 0; i < count; ++i) {
+    const int64_t v = ends[chosen[i]];
+    only[chosen[i]] = 1, sends[owners[chosen[i]]] = 1;
+    if (!gets[v]) variables.push_back(v), gets[v] = 1;
+  }
+  const auto lists = listed(model, sends);
+  const Update how{keep, in_values, only.data(), nullptr};
   const int64_t width = model.beliefs * (model.vanishing ? 2 : 1);
   const bool apart = model.batch >= threads;  // an item for each thread
   by_items(model.batch, apart ? threads : 1, [&](int64_t a, int64_t b) {
     for (int64_t item = a; item < b; ++item) {
       Real *own = messages + item * model.entries, *sums = beliefs + item * width;
-      changes[item] = update_factors<Real, Work>(p, item, own, sums, deltas ? nullptr : lists.data(), how,
-                                                 apart ? 1 : threads);
+      changes[item] = update_factors<Real, Work>(p, item, own, sums, lists.data(), how, apart ? 1 : threads);
       for (int64_t v : variables) {
         int64_t n = 0;
         while (v >= p.classes[n].variable + p.classes[n].variables) ++n;
@@ -117,6 +124,11 @@ void update_some(const Model& model, Real* messages, Real* beliefs, const int64_
       }
     }
   });
+  if (!residuals) return;
+  std::fill(sends.begin(), sends.end(), 0);
+  for (int64_t e = 0; e < model.edges; ++e)
+    if (gets[ends[e]]) sends[owners[e]] = 1;
+  update_factors<Real, Work>(p, 0, messages, beliefs, listed(model, sends).data(), asking, threads);
 }
 
 // (items) log Z in double, -inf where a factor or a variable has no state left.
@@ -265,11 +277,11 @@ int64_t record_bytes(int64_t which) { return kRecordBytes[which]; }
       p.gather_all(item, messages + item * model->entries, beliefs + item * width, threads);              \
   }                                                                                                       \
   void update_##name(const Model* model, Real* messages, Real* beliefs, const int64_t* chosen,            \
-                     double* changes, double* deltas, int64_t count, double keep, int in_values,          \
+                     double* changes, double* residuals, int64_t count, double keep, int in_values,       \
                      int threads) {                                                                       \
     const auto run = [&](auto work) {                                                                     \
-      update_some<Real, decltype(work)>(*model, messages, beliefs, chosen, changes, deltas, count, keep,  \
-                                        in_values != 0, threads);                                         \
+      update_some<Real, decltype(work)>(*model, messages, beliefs, chosen, changes, residuals, count,     \
+                                        keep, in_values != 0, threads);                                   \
     };                                                                                                    \
     in_work<Real>(*model, run);                                                                           \
   }                                                                                                       \

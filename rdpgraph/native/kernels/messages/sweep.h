@@ -537,8 +537,7 @@ struct Worker {
   Work store(int64_t s, const Update& update) {
     const Slot slot = slot_of(s);
     const Lanes* sent = out.data() + slot.entry;
-    if (!update.only && !update.deltas && !update.in_values && stands_in_a_row(slot))
-      return store_row(slot, sent, Work(update.keep));
+    if (!update.only && !update.in_values && stands_in_a_row(slot)) return store_row(slot, sent, update);
     Work largest = 0;
     for (int64_t l = 0; l < live; ++l) {
       const int64_t f = rows[l], e = slot.edges[f];
@@ -568,8 +567,10 @@ struct Worker {
   }
 
   // The same for variables of few states in all lanes.
-  Work store_row(const Slot& slot, const Lanes* sent, Work keep) {
-    const int64_t stride = p.classes[slot.homes[rows[0]]].state_step, k = slot.states;
+  Work store_row(const Slot& slot, const Lanes* sent, const Update& update) {
+    const Class& c = p.classes[slot.homes[rows[0]]];
+    const int64_t stride = c.state_step, k = slot.states;
+    const Work keep = Work(update.keep);
     Real* message = messages + slot.edges[rows[0]];
     Lanes fresh[kFew], peak = sent[0], change = {}, top = all<Work>(kNever<Work>);
     for (int64_t x = 1; x < k; ++x) peak = sent[x] > peak ? sent[x] : peak;
@@ -588,6 +589,12 @@ struct Worker {
       if (keep > 0) fresh[x] = (1 - keep) * fresh[x] + keep * old;
       top = fresh[x] > top ? fresh[x] : top;
     }
+    const Work most = largest<Work>(reinterpret_cast<const Work*>(&change), kLanes);
+    if (update.deltas) {  // nothing is written
+      double* deltas = update.deltas + p.edge_of(c, slot.edges[rows[0]]);
+      for (int64_t l = 0; l < kLanes; ++l) deltas[l] = lane_of(change, l);
+      return most;
+    }
     // A mean is shifted to a maximum of zero again.
     top = top > kNever<Work> && keep > 0 ? top : Lanes{};
     for (int64_t x = 0; x < k; ++x) {
@@ -596,7 +603,7 @@ struct Worker {
       std::memcpy(after, &value, sizeof(after));
       for (int64_t l = 0; l < kLanes; ++l) message[l + x * stride] = Real(after[l]);
     }
-    return largest<Work>(reinterpret_cast<const Work*>(&change), kLanes);
+    return most;
   }
 
   Work limited(Work log) const {
