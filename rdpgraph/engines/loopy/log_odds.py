@@ -1,4 +1,8 @@
-"""Flooding with log-odds in binary pairwise models, and in parity checks by compiled code."""
+"""Flooding with log-odds in binary pairwise models, and in parity checks by compiled code.
+
+One number for a message takes a third of the time of the two that general sweeps in torch pass,
+which is why these models have sweeps of their own where compiled code does not serve, too.
+"""
 
 import math
 from array import array
