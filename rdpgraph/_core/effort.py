@@ -58,19 +58,18 @@ clusters are; larger graphs get messages between factors."""
 APPROXIMATE_SECONDS, APPROXIMATE_RUNS, RUN_SWEEPS = 2.0, 4.0, 100
 """Counted seconds for approximate answers where the user set no limit: at least so many, or those
 of so many runs of plain messages of so many sweeps, whichever is more."""
-IMPROVING_SECONDS = 2.0
+IMPROVING_SECONDS, REPAIR_SECONDS = 2.0, 0.3
 """Seconds to improve on an answer that is there, where the user set no limit: for bounds on log Z
 beside messages, and for repairs of the modes of all items."""
-DECODING = 2.5
-"""Times the counted seconds that plain messages may take to decode a mode with hard zeros: all
-their 1,000 sweeps over tables."""
 PLAIN_WITH_ZEROS = 0.5
 """Part for plain messages before others are tried, where some scores are hard zeros."""
 SURE = 0.1
 """Part of the budget below which a prediction for exact inference is relied on, so that nothing
 else is prepared."""
-PATIENCE = 0.5
-"""Part of the budget without a gain after which a search for modes ends."""
+PATIENCE, LEAST_PATIENCE = 0.5, (0.25, 0.01)
+"""Part of the budget without a gain after which a search for modes ends. Where the user set no
+limit it ends after as long without a gain as everything took up to the last one (`Patience`), and
+at least so many counted seconds: from messages that have not settled, and from others."""
 BOUNDED_PER_SECOND = 400
 """Factors per second of the budget for which modes are bounded in any case."""
 FORWARD_TRIED, FORWARD_SURE = 2.0, 0.25
@@ -200,8 +199,10 @@ MOST_PINS, PIN_MASS = 64, 0.1
 MOVE_CELLS, COMPILED_CELLS, MOST_MOVE_CELLS = 2048, 16, 2**22
 """Entries of the largest table of a move to begin with, or a few states squared; so many times that
 in compiled code, where finding an order takes longer; and at most."""
-SUM_ONCE, MOVE_LONG = 0.1, 0.03
-"""Parts that one sum takes at most, as predicted, and one move: tables grow up to there."""
+SUM_ONCE, MOVE_LONG, PATIENT_MOVE = 0.1, 0.03, 0.25
+"""Parts that one sum takes at most, as predicted, and one move: tables grow up to there; and part
+of the seconds without a gain after which a search ends that a move takes at most, so that several
+are tried before."""
 PART_VARIABLES = 8000
 """Variables of a part, at most: moves of a larger one take long."""
 STALE_MOVES, TIRED_MOVES, JUDGED_MOVES = 8, 24, 4

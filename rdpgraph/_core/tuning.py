@@ -121,10 +121,12 @@ MESSAGE_ENTRY, AUTOMATON_SLOT, AUTOMATON_ENTRY, CLUSTER_ENTRY = 5.0, 6e4, 30.0, 
 """Operations for each entry of a message, beside those of tables; for each slot of an automaton,
 however many factors there are, and each entry of its messages; of a cluster for each separator."""
 
-SWEPT_TABLE, SWEPT_ENTRIES, SWEPT_STEP = 2**10, 2**14, 12.0
+SWEPT_TABLE, SWEPT_ENTRIES, SWEPT_CELL, SWEPT_STEP = 2**10, 2**14, 0.3, (0.7, 12.0)
 """Entries of a table of three variables or more up to which compiled code passes its messages;
-entries of all messages that are worth a thread of a sweep; and operations of a sweep for each step
-of an automaton, at each slot of each factor."""
+entries of all messages that are worth a thread of a sweep; operations of a sweep of maxima for each
+entry of a table, and each slot; and, for maxima and for sums, for each step of an automaton, at
+each slot of each factor. Sums are counted above what they take (1.5): those that do not converge
+end sooner."""
 
 LOOK_OPERATIONS = 1e8
 """Operations of messages between two looks for Ctrl-C: some tens of milliseconds, which nobody
@@ -292,8 +294,9 @@ and the cost of a damped sweep, in sweeps. They predict time; sweeps end by thei
 MESSAGES_BEGIN, LAYER_BEGINS, POTENTIALS_BEGIN = 1e5, 4e4, 6e5
 """Overhead in operations of the messages of all factors of a kernel, of those of a layer, and of
 potentials that answer messages themselves."""
-MOVE_VARIABLE, MOVE_ENTRY = 1e4, 2.0
-"""Operations of a variable that a move of a search eliminates, and of each entry of its table."""
+MOVE_VARIABLE, MOVE_ENTRY = (1e4, 1.5e3), 2.0
+"""Operations of a variable that a move of a search eliminates, by Python and by compiled code, and
+of each entry of its table."""
 SWEPT_MAXIMA, SWEPT_SUMS = (5.0, 0.2), (18.0, 1.2)
 """Operations of a compiled sweep of tree-reweighted messages for each pair, and each entry of its
 table; of 2 to 64 states."""

@@ -173,7 +173,7 @@ def _eliminated(
     a trace by which the step's variable is chosen later; None where it is not chosen.
     """
     clock.count(
-        tuning.MOVE_VARIABLE * (len(order.steps) + len(order.fixed))
+        tuning.MOVE_VARIABLE[0] * (len(order.steps) + len(order.fixed))
         + tuning.MOVE_ENTRY * order.cells
     )
     buckets, total = _filled(tables, order, states)

@@ -93,7 +93,7 @@ class Moves:
             rng.getrandbits(62), math.log(cells), degree, left,
         )  # fmt: skip
         count, outside = counts.tolist()
-        clock.count(tuning.MOVE_VARIABLE * len(part))
+        clock.count(tuning.MOVE_VARIABLE[1] * len(part))
         if count < 0:
             return None
         used = steps[: starts[count]].copy(), starts[: count + 1]
@@ -108,9 +108,8 @@ class Moves:
         """
         if not self.compiled:
             return eliminate(self.tables, part.steps, states, summed=self.summed, whole=whole)
-        clock.count(
-            tuning.MOVE_VARIABLE * (part.count + len(part.fixed)) + tuning.MOVE_ENTRY * part.cells
-        )
+        variables = part.count + len(part.fixed)
+        clock.count(tuning.MOVE_VARIABLE[1] * variables + tuning.MOVE_ENTRY * part.cells)
         states, value = states.copy(), np.zeros(1)
         arrays = self._sizes, self._scope_starts, self._scopes, self._value_starts, self._values
         call(

@@ -408,10 +408,11 @@ class Posterior(Inferred):
     def mode_bound(self) -> Tensor:
         """(*batch,) an upper bound on all scores, nats, float64.
 
-        The score of the mode where it is known to be the best. Where exact inference does not fit,
-        the dual bound of tree-reweighted messages (of a minimum cut, for pairs of binary variables)
-        or the largest values of all factors, finite at any size, and of mini-buckets, all in a
-        small part of the time. +inf with an estimator that approximates.
+        The score of the mode where it is known to be the best, added up in float64 whatever the
+        type of the model, by whose rounding another configuration may be better. Where exact
+        inference does not fit, the dual bound of tree-reweighted messages (of a minimum cut, for
+        pairs of binary variables) or the largest values of all factors, finite at any size, and of
+        mini-buckets, all in a small part of the time. +inf with an estimator that approximates.
         """
         states = self._mode_states().reshape(*self.graph.batch_shape, self.graph.num_variables)
         known = self._answers.mode_bound().reshape(self.graph.batch_shape)

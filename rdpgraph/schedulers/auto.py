@@ -57,9 +57,11 @@ class Auto(Scheduler):
     Without ``seconds`` answers take seconds and are the same on every machine, because operations
     are counted in place of time: exact answers where all marginals take at most 2.4e9
     multiply-adds (2e10 of large tables with vectors, as on trees), about 5 s; else approximate
-    ones in about 2 s each, or in four times the time of loopy messages if that is longer. With hard
-    zeros a mode is no worse than that of `Loopy()`, whose time is added; with logical factors it is
-    sought from there. The plan and `status.remedy` say how many seconds would give better answers.
+    ones in about 2 s each, or in four times the time of loopy messages if that is longer. A mode
+    that is sought is no worse than that of `Loopy()`, whose time is added. The search ends after as
+    long without a gain as everything took up to the last one, and after 0.25 s at least, or 0.01 s
+    where these messages have converged, or those of logical factors have come to a possible mode.
+    The plan and `status.remedy` say how many seconds would give better answers.
 
     Args:
         memory: bytes for the tables of one run; None: 60% of what the machine has available.

@@ -227,6 +227,24 @@ def test_a_range_beyond_the_type_is_exact(dtype):
     assert torch.allclose(left.grad, posterior.marginal(x).detach(), atol=1e-6)
 
 
+@pytest.mark.parametrize("seed", range(4))
+def test_the_bound_of_an_exact_mode_is_its_score_in_double_precision(seed):
+    x = rg.VariableArray("x", (5, 5), 2)
+    generator = torch.Generator().manual_seed(seed)
+    tables = [1e5 * torch.rand(*shape, 2, 2, generator=generator) for shape in ((5, 4), (4, 5))]
+
+    def grid(dtype):
+        across, down = (rg.Table(table.to(dtype)) for table in tables)
+        return rg.FactorGraph([
+            rg.FactorBlock((x[:, :-1], x[:, 1:]), across), rg.FactorBlock((x[:-1], x[1:]), down),
+        ])  # fmt: skip
+
+    posterior = rg.infer(grid(torch.float32), scheduler=rg.Contraction())
+    assert bool(posterior.mode_is_optimal())
+    score = float(grid(torch.float64).score({**posterior.mode()}))
+    assert score <= float(posterior.mode_bound()) <= score * (1.0 + 1e-12)
+
+
 @pytest.mark.long
 @pytest.mark.parametrize(
     ("scheduler", "route", "length"),

@@ -178,9 +178,6 @@ class ExactSolution(Solution):
         total = log_total(self._maxima).to(network.constant) + network.constant
         return total.expand(network.batch)
 
-    def mode_bound(self) -> Tensor:
-        return self.log_maximum().detach().double().cpu()
-
     def mode(self) -> Tensor:
         """(B, V) one most probable configuration; the first maximum wins at every step."""
         up = self._maxima

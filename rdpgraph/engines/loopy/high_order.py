@@ -58,7 +58,8 @@ class HighOrderKernel(FactorKernel):
         """The approximate operations of a sweep for a batch item, by compiled code."""
         potential = self.block.potential
         assert isinstance(potential, Automaton)
-        return tuning.SWEPT_STEP * potential.transitions.numel() * self.block.scopes.numel()
+        step = tuning.SWEPT_STEP[self.temperature > 0]
+        return step * potential.transitions.numel() * self.block.scopes.numel()
 
     @property
     def bounded(self) -> bool:

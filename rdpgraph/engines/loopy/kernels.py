@@ -139,6 +139,12 @@ class TableKernel(FactorKernel):
         return tuning.MESSAGES_BEGIN + each * self.count
 
     @property
+    def swept_operations(self) -> float:
+        """The approximate operations of a sweep of maxima for a batch item, by compiled code."""
+        shape = self.group.log_tables.shape[2:]
+        return tuning.SWEPT_CELL * len(shape) * math.prod(shape) * self.count
+
+    @property
     def records(self) -> bool:
         return self.group.log_tables.requires_grad
 

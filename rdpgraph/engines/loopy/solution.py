@@ -419,7 +419,7 @@ class LoopySolution(Approximation):
     def _repaired(self) -> Searched:
         states = self.mode()
         # Without a limit the search is as long on every machine.
-        allowance, left = self.allowance, effort.IMPROVING_SECONDS
+        allowance, left = self.allowance, effort.REPAIR_SECONDS
         with counted(Counter()) if allowance is None else allowance.spending():
             given = scored_in_graph(self.network.graph, states)
             if bool(given.found.all()):

@@ -13,6 +13,7 @@ from rdpgraph.engines.loopy.compiled import compiled_messages, is_served
 from rdpgraph.engines.loopy.edges import Edges
 from rdpgraph.engines.loopy.equations import Equations, Messages
 from rdpgraph.engines.loopy.high_order import HighOrderKernel
+from rdpgraph.engines.loopy.kernels import TableKernel
 from rdpgraph.engines.loopy.log_odds import CompiledOdds, LogOdds, ParityMessages
 from rdpgraph.engines.loopy.schedules import (
     Damping,
@@ -119,6 +120,11 @@ class _Held(Sweeper):
         self.divides = form is not CompiledOdds  # which sweeps the items that matter alone
         self._state: CompiledOdds | LogOdds | ParityMessages | None = None
 
+    @property
+    def operations(self) -> float:
+        served = self._form is CompiledOdds and self.equations.temperature == 0
+        return _of_maxima(self.equations) if served else self.equations.operations
+
     def sweep_items(
         self, messages: Messages, sets: Iterable[Tensor | None], places: Tensor, most: int,
         tolerance: float,
@@ -143,6 +149,12 @@ class _Held(Sweeper):
 
     def finish(self, messages: Messages) -> Messages:
         return messages if self._state is None else self._state.messages()
+
+
+def _of_maxima(equations: Equations) -> float:
+    """Return the approximate operations of a sweep of maxima by compiled code, for an item."""
+    kernels = (k for k in equations.kernels if isinstance(k, TableKernel | HighOrderKernel))
+    return sum(kernel.swept_operations for kernel in kernels)
 
 
 def serves(equations: Equations, damping: Damping) -> bool:
@@ -170,6 +182,8 @@ class _Compiled(Sweeper):
 
     @property
     def operations(self) -> float:
+        if self.equations.temperature == 0:
+            return _of_maxima(self.equations)
         high_order = (k for k in self.equations.kernels if isinstance(k, HighOrderKernel))
         return self.equations.operations + sum(kernel.swept_operations for kernel in high_order)
 

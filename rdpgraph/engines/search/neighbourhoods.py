@@ -50,6 +50,31 @@ class SearchOutcome:
     seconds: float  # from the start to the last improvement
 
 
+@dataclass(eq=False)
+class Patience:
+    """How long a search goes on without a gain.
+
+    At most some seconds, and at most as long as everything took up to the last gain: then all that
+    is spent in vain is no more than what was spent on the result.
+    """
+
+    seconds: float = math.inf  # at most
+    before: float = math.inf  # seconds that everything before the search took
+
+    def __post_init__(self) -> None:
+        self.begin = self.gained = clock.now()  # of the search, and of its last gain
+
+    @property
+    def allowed(self) -> float:
+        """Seconds without a gain after which the search ends."""
+        return min(self.seconds, self.before + self.gained - self.begin)
+
+    @property
+    def left(self) -> float:
+        """Seconds until the search ends if it gains nothing."""
+        return self.allowed - (clock.now() - self.gained)
+
+
 class NeighbourhoodSearch:
     """Large neighbourhood search (Shaw 1998) whose parts are nearly the whole model.
 
@@ -105,6 +130,7 @@ class NeighbourhoodSearch:
         self.rest = tables.without(summed)
         # Of all runs: moves, the best score, the start, and whether progress ended them.
         self.done, self.peak, self.begin, self.ended = 0, -math.inf, clock.now(), False
+        self.longest = math.inf  # operations for the entries of a move
 
     def value(self, states: Integers, *, deadline: float = math.inf) -> float | None:
         """Return the log-value of a configuration; None if the tables of its sum are too large."""
@@ -127,7 +153,7 @@ class NeighbourhoodSearch:
         starts: Iterable[Integers],
         *,
         seconds: float,
-        patience: float = math.inf,
+        patience: Patience | None = None,
         least: int = 0,
         enough: float = math.inf,
         progress: Callable[[Move], None] | None = None,
@@ -139,7 +165,7 @@ class NeighbourhoodSearch:
         there is no time are left out. Others than the first are tried only if a brief search makes
         at least ``least`` moves. A score that is ``enough`` ends all of them.
         """
-        begin = clock.now()
+        begin, patience = clock.now(), patience or Patience()
         best, moves = None, math.inf
         settings: dict[str, Any] = {"enough": enough, "progress": progress, "constant": constant}
         # A short search from each start; the best so far is joined with what comes of it.
@@ -147,19 +173,28 @@ class NeighbourhoodSearch:
             since = clock.now() - begin
             if best is not None and (since > effort.STARTS_TRIED * seconds or moves < least):
                 break
-            part = effort.SHORT_SEARCH * seconds
+            part, own, before = effort.SHORT_SEARCH * seconds, patience, best
+            if best is not None:  # a gain from this start need not be one over the best
+                part, own = min(part, patience.left), Patience()
+            if part < 0:
+                break
             other = self.run(
-                states, seconds=part, patience=part, stale=effort.TIRED_MOVES, **settings
+                states, seconds=part, patience=own, stale=effort.TIRED_MOVES, **settings
             )
             moves = math.inf if other is None else other.moves
             best = self._better(best, other, since)
             if best is None or best.optimal or self.ended or best.score >= enough:
                 return best
-        # The rest of the time belongs to the best.
+            if before is None and patience.left < 0:
+                return best
+            if before is not None and best.score > before.score:
+                patience.gained = clock.now()
+        # The rest of the time belongs to the best, whose search was cut short.
         assert best is not None
         since = clock.now() - begin
         left = max(seconds - since, 0.0)
-        other = self.run(best.states, seconds=left, patience=min(patience, left), **settings)
+        rest = Patience(patience.seconds, patience.before + patience.gained - patience.begin)
+        other = self.run(best.states, seconds=left, patience=rest, **settings)
         return self._better(best, other, since)
 
     def _better(
@@ -202,7 +237,7 @@ class NeighbourhoodSearch:
         states: Integers,
         *,
         seconds: float,
-        patience: float = math.inf,
+        patience: Patience | None = None,
         stale: float = math.inf,
         any_possible: bool = False,
         enough: float = math.inf,
@@ -211,19 +246,21 @@ class NeighbourhoodSearch:
     ) -> SearchOutcome | None:
         """Search for some seconds; return None if the tables of a sum are too large.
 
-        The search also ends after ``patience`` seconds or ``stale`` moves without an improvement,
+        The search also ends where ``patience`` does, after ``stale`` moves without an improvement,
         and at a score of ``enough``. With ``any_possible`` it ends at the first configuration
         of positive probability. Scores that are given to ``progress`` have ``constant`` added.
         """
-        begin = gained = clock.now()
+        begin, patience = clock.now(), patience or Patience()
+        gained = begin
         end = begin + seconds
         value = self.value(states, deadline=end)
         if value is None:
             return None
         self.cells = min(self.small, self.most)
         self.kept.clear()
+        self._limit_moves(patience)
         walk, took, moves = _Walk(states, value, self.rng), 0.0, 0
-        while (start := clock.now()) + took <= end and start - gained <= patience:
+        while (start := clock.now()) + took <= end and patience.left >= 0:
             if walk.stale > stale:
                 break
             if any_possible and self.tables.is_possible(walk.best_value):
@@ -254,7 +291,8 @@ class NeighbourhoodSearch:
                     states, value, optimal=True, moves=moves, seconds=clock.now() - begin
                 )
             if walk.arrive(states, value):
-                gained = clock.now()
+                gained = patience.gained = clock.now()
+                self._limit_moves(patience)
             self.done, self.peak = self.done + 1, max(self.peak, walk.best_value)
             move = Move(self.done, self.peak + constant, clock.now() - self.begin)
             if not goes_on(progress, move):
@@ -266,6 +304,10 @@ class NeighbourhoodSearch:
         return SearchOutcome(
             walk.best, walk.best_value, optimal=False, moves=moves, seconds=gained - begin
         )
+
+    def _limit_moves(self, patience: Patience) -> None:
+        """Let a move take a part of the time in which the search would end without a gain."""
+        self.longest = effort.PATIENT_MOVE * patience.allowed * tuning.OPERATIONS_PER_SECOND
 
     def _grow(self) -> bool:
         if 2 * self.cells > self.most:
@@ -299,11 +341,17 @@ class NeighbourhoodSearch:
             if not self.whole:
                 part = self._near(effort.PART_VARIABLES)
             order = self._order(part, self.cells, deadline)
-            if self.cells <= effort.MOVE_CELLS:
+            if order is None or self.cells <= effort.MOVE_CELLS:
                 return order
-            if order is None or order.cells * tuning.MOVE_BYTES <= self.memory:
+            # Smaller tables are worth another order where the entries take longer than an order.
+            entries = order.cells * tuning.MOVE_ENTRY
+            longest = max(self.longest, tuning.MOVE_VARIABLE[1] * len(part))
+            if order.cells * tuning.MOVE_BYTES > self.memory:
+                self.most = self.cells = self.cells / 2
+            elif entries > longest:
+                self.cells = max(self.cells * longest / entries, effort.MOVE_CELLS)
+            else:
                 return order
-            self.most = self.cells = self.cells / 2
 
     def _order(
         self, part: Sequence[int] | Set[int], cells: float, deadline: float

@@ -26,7 +26,7 @@ from rdpgraph.engines.reduction.tables import (
     full_states,
     tables_of,
 )
-from rdpgraph.engines.search.neighbourhoods import NeighbourhoodSearch
+from rdpgraph.engines.search.neighbourhoods import NeighbourhoodSearch, Patience
 from rdpgraph.engines.search.starts import SearchLimits, best_estimated, starts_of_sums
 from rdpgraph.engines.solution import Solution, Status, meets
 from rdpgraph.engines.trws.bounding import Bounding
@@ -88,7 +88,7 @@ def search(
             # What is best given the start need not be what is settled.
             starts = [first if known is None else np.where(known >= 0, known, first)]
         share = max(until - clock.now(), 0.02 * share)
-        patience = limits.patience * share
+        patience = Patience(limits.patience * share, limits.before / len(searched))
         result, told = None, float(constant[item])
         if fits and summed:
             result = run.compete(

@@ -56,15 +56,30 @@ class Sought(SearchedMarginalModes, Approximations):
         return self._reweighted is not None and bool(self._reweighted.optimal.all())
 
     @cached_property
+    def _default(self) -> Solution | None:
+        """The messages of `Loopy()` where no seconds were given: no mode is worse than theirs."""
+        if self.first.plainly is None or self.allowance.counter is None:
+            return None
+        with self._for_modes.spending(), torch.no_grad():
+            solution = self.first.plainly(None)
+            solution.possible_mode()
+        return solution
+
+    @cached_property
     def _messages(self) -> Solution:
         """Messages for modes."""
-        if self.logical and self.first.plainly is not None:
-            timed = not self.allowance.is_counted
-            part = effort.MODE_START if timed else effort.DECODING / effort.MODES
-            return self._modal(part, self._for_modes, self.first.plainly)
         soft = self.first.plainly is not None and self.first.decoding is None
-        part = effort.SOFT_MODE_START if soft else effort.MODE_START
-        return self._modal(part, self._for_modes)
+        if (self.logical or soft) and self._default is not None:
+            return self._default
+        if self.logical and self.first.plainly is not None:
+            return self._modal(effort.MODE_START, self._for_modes, self.first.plainly)
+        return self._damped
+
+    @cached_property
+    def _damped(self) -> Solution:
+        """Messages that are damped from the first sweep on."""
+        soft = self.first.plainly is not None and self.first.decoding is None
+        return self._modal(effort.SOFT_MODE_START if soft else effort.MODE_START, self._for_modes)
 
     @cached_property
     def _maxima(self) -> Solution:
@@ -89,21 +104,24 @@ class Sought(SearchedMarginalModes, Approximations):
         if self._reweighted is not None and decoding is None and plainly is not None:
             # The search compares this start with tree-reweighted ones, and soon passes both.
             seconds = allowance.left(effort.PLAIN_PAIRS)
-            if seconds < effort.PLAIN_SWEEPS * self.seeker.bounding.seconds_of_bound(0.0):
+            late = seconds < effort.PLAIN_SWEEPS * self.seeker.bounding.seconds_of_bound(0.0)
+            if late and self._default is None:
                 return self._reweighted.states
-            with allowance.spending(), torch.no_grad():
-                return plainly(seconds).mode()
+            return self._plain_mode(seconds)
         every = [self._messages.mode()]
         every += [] if self._reweighted is None else [self._reweighted.states]
         if plainly is None:
             return best_of(network, every).states if len(every) > 1 else every[0]
         if self.logical:
             # Messages between tables are of use where those of logical factors end in no mode.
+            every += [] if self._default is None else [self._default.possible_mode()]
             best = best_of(network, every)
             if bool(best.found.all()):
                 return best.states
             other = self._modal(effort.MODE_START, allowance).mode()
             return best_of(network, [best.states, other]).states
+        if decoding is None and self._default is not None:
+            return best_of(network, [*every, self._damped.mode()]).states
         plain = None
         if decoding is not None:  # nothing else decodes parities as well: all of the time
             plain = self.first.started(1.0, allowance)
@@ -113,9 +131,18 @@ class Sought(SearchedMarginalModes, Approximations):
             best = best_of(network, every)
             if plain is not None and bool(best.found.all()):
                 return best.states
-            part = max(effort.PLAIN_MODES if decoding is None else 1.0, self.first.first)
-            other = plainly(allowance.left(part)).mode()
+        part = max(effort.PLAIN_MODES if decoding is None else 1.0, self.first.first)
+        other = self._plain_mode(allowance.left(part))
+        with allowance.spending():
             return best_of(network, [best.states, other]).states
+
+    def _plain_mode(self, seconds: float) -> Tensor:
+        """The mode of plain messages: of `Loopy()` as it is where no seconds were given."""
+        if self._default is not None:
+            return self._default.possible_mode()
+        assert self.first.plainly is not None
+        with self._for_modes.spending(), torch.no_grad():
+            return self.first.plainly(seconds).mode()
 
     @cached_property
     def _best(self) -> tuple[Tensor, Tensor]:
@@ -145,20 +172,36 @@ class Sought(SearchedMarginalModes, Approximations):
         with self.allowance.for_one_answer().spending():
             return bool(self._messages.mode_is_optimal().all())
 
+    @property
+    def _has_settled(self) -> bool:
+        """True if messages promise that little is better than their mode.
+
+        Where plain ones have converged to it, none is that differs in trees and single loops alone
+        (Weiss and Freeman 2001). Those of logical factors have ended if they come to a possible one
+        and stay there.
+        """
+        if self.logical:
+            return bool(best_of(self.seeker.network, [self._messages.mode()]).found.all())
+        if self._default is None:
+            return False
+        return bool(self._default.mode_is_consistent().all())
+
     @cached_property
     def _found(self) -> Searched:
         start, allowance = self._start, self._for_modes
-        seconds = allowance.left(effort.MODES)
-        if self.logical and allowance.is_counted:
+        seconds, seeker = allowance.left(effort.MODES), self.seeker
+        if (
+            allowance.counter is not None
+        ):  # messages have a time of their own, which that of a search is by
             seconds = effort.MODES * allowance.seconds
+            before = max(allowance.spent, effort.LEAST_PATIENCE[self._has_settled])
+            seeker = replace(seeker, limits=replace(seeker.limits, before=before))
         with allowance.spending(), torch.no_grad():
-            best = self.seeker.sought(None, start, seconds)
-            if self.first.decoding and not (self.logical or bool(best.optimal.all())):
-                timed = not allowance.is_counted
-                more = effort.DECODING * allowance.seconds
-                other = self.first.decoding(allowance.left() if timed else more).mode()
-                both = best_of(self.seeker.network, [best.states, other])
-                best = replace(both, optimal=best.optimal)
+            best = seeker.sought(None, start, seconds)
+        if self.first.decoding and not (self.logical or bool(best.optimal.all())):
+            other = self._plain_mode(allowance.left())
+            both = best_of(self.seeker.network, [best.states, other])
+            best = replace(both, optimal=best.optimal)
         return best.warned()
 
     def status_of(self, answer: str) -> Status:

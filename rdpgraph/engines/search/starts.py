@@ -21,7 +21,7 @@ from rdpgraph.engines.reduction.tables import (
     Tables,
     tables_of,
 )
-from rdpgraph.engines.search.neighbourhoods import Move, NeighbourhoodSearch
+from rdpgraph.engines.search.neighbourhoods import Move, NeighbourhoodSearch, Patience
 from rdpgraph.errors import BudgetError
 from rdpgraph.plan import clock
 
@@ -34,6 +34,9 @@ class SearchLimits:
     memory: float = math.inf  # bytes for the tables of a move
     patience: float = 1.0  # part of the seconds without a gain after which a search ends
     seed: int = 0  # of the randomness
+    # seconds that everything before the search took; if given, a search also ends after as long
+    # without a gain as everything took up to its last gain
+    before: float = math.inf
     any_possible: bool = False  # stop at the first mode that is possible
     # called after every move
     progress: Callable[[Move], None] | None = field(default=None, metadata={"elsewhere": None})
@@ -67,7 +70,7 @@ def starts_of_sums(
         firsts = chain([states], (rng.integers(0, tables.sizes) for _ in count()))
     seconds = effort.JOINT_MODE * (end - clock.now())
     search = NeighbourhoodSearch(joint, Random(limits.seed), memory=limits.memory)
-    mode = search.compete(firsts, seconds=seconds, patience=0.5 * seconds)
+    mode = search.compete(firsts, seconds=seconds, patience=Patience(0.5 * seconds))
     for other in (states, *([] if mode is None else [mode.states])):
         enter(other)
     # Draws, then configurations of large bounds, each kind in a half of its time.

@@ -521,7 +521,8 @@ class Matching(Structure):
         for one in side:
             numbers.append(counts[one])
             counts[one] += 1
-        listed = [[numbers[own] for own in sorted(ends, key=side.__getitem__)] for ends in within]
+        ends = np.array(within)  # that of the first side first
+        listed = np.array(numbers)[np.where(np.array(side)[ends[:, :1]] == 0, ends, ends[:, ::-1])]
         flags = [
             torch.tensor([once for once, one in zip(required, side, strict=True) if one == each],
                          dtype=torch.bool, device="cpu")
