@@ -1,6 +1,8 @@
 """A small model for every route that answers take."""
 
 import contextlib
+import math
+from dataclasses import dataclass
 
 import torch
 
@@ -110,6 +112,17 @@ def derivations(w):
     heads = torch.tensor([0, 1, 2, 2])
     tails = torch.tensor([[-1, -1], [-1, -1], [0, 1], [1, 1]])
     return rg.Derivations(w[:4], heads, tails, nodes=3)
+
+
+@dataclass(frozen=True)
+class Twice(rg.randomized.Selection):
+    """Every state twice, at half its weight, in an order of chance."""
+
+    def select(self, log_q, generator):
+        order = torch.rand(log_q.shape, generator=generator).argsort(-1)
+        states = torch.cat([order, order.flip(-1)], -1)
+        weights = torch.where(log_q > -torch.inf, math.log(0.5), -torch.inf).to(log_q)
+        return rg.extend.Support(states, weights.gather(-1, states))
 
 
 def randomized():

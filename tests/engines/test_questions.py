@@ -9,7 +9,7 @@ import torch
 import rdpgraph as rg
 from rdpgraph.testing import brute_force
 from tests.questions import QUESTIONS, seeded
-from tests.routes import ROUTES, declared, inferred, weights
+from tests.routes import ROUTES, Twice, declared, inferred, weights
 
 DOUBLE = torch.float64
 
@@ -183,9 +183,6 @@ def test_a_search_knows_the_log_z_of_what_is_impossible():
         assert found.tolist() == [-torch.inf] * 3
 
 
-KEPT = rg.Randomized(rg.randomized.Local(), rg.randomized.Top(5), replicates=1)
-
-
 def embedded_in_zeros(w):
     """A cycle of embeddings and logical factors, with evidence and impossible states."""
     x, y = rg.VariableArray("x", (4,), 5), rg.VariableArray("y", (6,), 2)
@@ -208,11 +205,14 @@ def embedded_in_zeros(w):
 
 
 @pytest.mark.parametrize("at", [(), (1,), (2, 3)])
-def test_messages_over_all_states_drawn_again_are_those_of_all_states(at):
-    """Messages are interpolated from the states kept to all, at each draw and for beliefs."""
+@pytest.mark.parametrize("selection", [Twice(), rg.randomized.Top(4)], ids=repr)
+def test_messages_over_all_states_drawn_again_are_those_of_all_states(selection, at):
+    """Messages are interpolated from all possible states to all, for each draw and for beliefs."""
     graph, exactly = embedded_in_zeros(weights().detach()), rg.Loopy(tolerance=1e-12)
+    estimator = rg.Randomized(rg.randomized.Local(), selection, replicates=1)
     whole = rg.infer(graph, exactly)
-    found = rg.infer(graph, exactly, estimator=rg.Redrawn(KEPT, at=at), generator=seeded())
+    estimator = rg.Redrawn(estimator, at=at)
+    found = rg.infer(graph, exactly, estimator=estimator, generator=seeded())
     close(found.log_partition, whole.log_partition)
     for entry, marginal in whole.marginals().items():
         close(found.marginal(entry), marginal)

@@ -1,14 +1,14 @@
 """Loopy messages over few states of each variable, drawn again as the beliefs form."""
 
 import math
-from dataclasses import dataclass
 
 import pytest
 import torch
 
 import rdpgraph as rg
 from rdpgraph import Randomized
-from rdpgraph.randomized import Local, Selection, Top
+from rdpgraph.randomized import Local, Top
+from tests.routes import Twice
 
 
 def seeded(seed=0):
@@ -39,18 +39,6 @@ def mixed(*batch):
         ]
     )
     return graph.condition({seen: 3})
-
-
-@dataclass(frozen=True)
-class Twice(Selection):
-    """Every state twice, at half its weight, in an order of chance."""
-
-    def select(self, log_q, generator):
-        order = torch.rand(log_q.shape, generator=generator).argsort(-1)
-        weights = torch.where(log_q > -math.inf, math.log(0.5), -math.inf).gather(-1, order)
-        return rg.extend.Support(
-            torch.cat([order, order.flip(-1)], -1), torch.cat([weights] * 2, -1)
-        )
 
 
 def loopy(selection, *, at=(2, 4), replicates=1, seed=0, proposal=None, **options):

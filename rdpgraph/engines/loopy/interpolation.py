@@ -44,16 +44,14 @@ def cavities(solution: LoopySolution) -> BySlot:
     equations, edges = solution.equations, solution.edges
     beliefs = equations.beliefs(messages)
     filled = _filled(network, -math.inf)
-    rows = torch.arange(network.batch, device="cpu").reshape(-1, 1, 1)
+    # A variable that is settled, as by evidence, says its state.
+    for (block, slot), logs in filled.items():
+        settled = network.settled[:, network.graph.blocks[block].scopes[:, slot]].unsqueeze(-1)
+        known = settled == torch.arange(logs.shape[2], device="cpu")
+        filled[block, slot] = logs.masked_fill(known.to(logs.device), 0.0)
     for block, origins in enumerate(network.origins):
-        scopes = network.graph.blocks[block].scopes
-        for members, group, slots in origins if scopes.shape[1] > 1 else ():
-            for slot in range(scopes.shape[1]):
-                if slot not in slots:
-                    states = network.settled[:, scopes[members, slot]].unsqueeze(-1)
-                    zeros = filled[block, slot].new_zeros(())
-                    index = (rows, members.reshape(-1, 1), states)
-                    filled[block, slot] = _put(filled[block, slot], index, zeros)
+        several = network.graph.blocks[block].arity > 1
+        for members, group, slots in origins if several else ():
             if len(slots) == 1:
                 # The other slots are settled, and the factor is a part of a variable's unary one.
                 unary = network.groups[group]

@@ -384,6 +384,19 @@ def test_a_mean_of_messages_is_that_of_their_values(share):
     same(mixed, expected)
 
 
+def test_a_restart_goes_on_with_the_messages_of_every_logical_factor():
+    x, unary = rg.VariableArray("x", (14,), 2), randn(0, 14, 2)
+    slots = [tuple(x[i] for i in part) for part in (range(8), range(6, 14), range(3, 11))]
+    kinds = (rg.Or(8), rg.Cardinality(8, at_most=4), rg.Xor(8))
+    factors = [rg.Factor(part, kind) for part, kind in zip(slots, kinds, strict=True)]
+    graph = rg.FactorGraph([rg.FactorBlock((x,), rg.Table(unary)), *factors])
+    cold = loopy(graph, tolerance=1e-9)
+    warm = loopy(graph, tolerance=1e-7, start=cold)
+    assert cold.status.iterations > 3
+    assert warm.status.iterations <= 2
+    same(warm.marginal(x), cold.marginal(x))
+
+
 def test_progress_ends_the_sweeps_of_all_items():
     graph, seen = random_grid(0, 4, 4, 3, batch=(3,))[1], Watched()
     status = loopy(graph, "residual", tolerance=1e-7, progress=seen).status
