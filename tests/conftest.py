@@ -23,11 +23,9 @@ ROOT = Path(__file__).parents[1]
 
 # Modules whose annotations have shapes, checked at every call. Before any of them is imported.
 CHECKED = {
-    "structures.chain": (
-        "decode", "logs", "paths", "recursion", "scaled", "scan",
-    ),
+    "structures.chain": ("decode", "parts", "paths", "recursion"),
     "structures.dependency": ("arborescences",),
-}  # fmt: skip
+}
 install_import_hook(
     [f"rdpgraph.{package}.{name}" for package, names in CHECKED.items() for name in names],
     "beartype.beartype",

@@ -218,9 +218,8 @@ More take memory in proportion, fewer spend their time in calls."""
 NAMES_PIECE, HEADERS, UNPACKED = 2**12, 2**9, 2**20
 """Names hashed, headers of a file read, and bytes of an archive unpacked at a time; they bound
 temporaries as `PIECE` does."""
-PATH_PARTS, LEVELLED_STEPS = 8, 8
-"""Blocks of a chain's draws with gradients, of which one is in memory; and steps of a chain between
-shifts of its maxima, which cost a pass each and keep digits."""
+PATH_PARTS = 8
+"""Blocks of a chain's draws with gradients, of which one is in memory."""
 
 # Sizes from which another way is faster, or a smaller one enough.
 COMPARED_STATES, TABLED_CLAUSE = 64, 6

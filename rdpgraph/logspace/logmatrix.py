@@ -10,7 +10,6 @@ from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
 from rdpgraph._core import tuning
-from rdpgraph._core.cache import differentiable_property
 from rdpgraph._core.progress import report_quiet_work
 from rdpgraph._core.types import broadcast_shapes
 
@@ -133,10 +132,6 @@ def _pieces(left: Tensor, right: Tensor, block: int) -> Iterator[tuple[Tensor, T
         yield left if len(left) == 1 else left[part], right if len(right) == 1 else right[part]
 
 
-Exact = Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]
-"""Reduces logs of terms (R, k), of items, rows and columns (R,), to (R,)."""
-
-
 @dataclass(frozen=True, eq=False)
 class LogMatrix:
     """A matrix of logs, ready to be multiplied many times."""
@@ -165,7 +160,7 @@ class LogMatrix:
         result = logs + peak + self.peaks.unsqueeze(-2)
         if not bool(low.any()):
             return result
-        return self._repaired(result, low, rows, lambda logs, *_: soft_sum(logs, 1))
+        return self._repaired(result, low, rows)
 
     def times_columns(self, rows: Tensor) -> Tensor:
         """``logsumexp_j(rows_ij + logs_jk)``: (*lead, m, n) as (*lead, m, k), as `times`.
@@ -180,47 +175,7 @@ class LogMatrix:
         result = torch.where(low, -math.inf, torch.where(low, 1.0, total).log()) + peak
         if not bool(low.any()):
             return result
-        return turned._repaired(result, low, rows, lambda logs, *_: soft_sum(logs, 1))
-
-    @differentiable_property
-    def surprises(self) -> tuple[Tensor, Tensor]:
-        """(*lead, n, k) minus the logs of the weights, 0 where absent; and times the weights."""
-        surprises = torch.where(self.logs > -math.inf, self.peaks.unsqueeze(-1) - self.logs, 0.0)
-        return surprises, self.weights * surprises
-
-    def means(
-        self, rows: Tensor, gains: Tensor | None, scores: tuple[Tensor, Tensor],
-        *, sums: Tensor | None = None,
-    ) -> Tensor:  # fmt: skip
-        """Means (*lead, m, n) of ``gains_ik + scores_jk`` over k, weighted by the terms of `times`.
-
-        0 where no term is possible. Exact and differentiable as `times`.
-
-        Args:
-            rows: (*lead, m, k) nats.
-            gains: (*lead, m, k) finite; or None.
-            scores: (*lead, n, k) finite; and those times the weights.
-            sums: (*lead, m, n) the result of `times`, if known.
-        """
-        peak = _peak(rows)
-        values = (rows - peak).exp()
-        if sums is None:
-            total = values @ self.weights.mT
-        else:
-            total = (sums - peak - self.peaks.unsqueeze(-2)).exp()
-        low = self._low(total)
-        sums = values @ scores[1].mT
-        sums = sums if gains is None else (values * gains) @ self.weights.mT + sums
-        result = torch.where(low, 0.0, sums / torch.where(low, 1.0, total))
-        if not bool(low.any()):
-            return result
-
-        def exact(logs: Tensor, item: Tensor, row: Tensor, column: Tensor) -> Tensor:
-            averaged = _flat(scores[0], result)[item, column]
-            averaged = averaged if gains is None else _flat(gains, result)[item, row] + averaged
-            return (logs.softmax(1) * averaged).sum(1)
-
-        return self._repaired(result, low, rows, exact)
+        return turned._repaired(result, low, rows)
 
     def _low(self, total: Tensor) -> Tensor:
         """Mark the totals that may have lost terms to underflow."""
@@ -230,7 +185,7 @@ class LogMatrix:
             least = max(least, steep(total.dtype))
         return total.detach() < least
 
-    def _repaired(self, result: Tensor, low: Tensor, rows: Tensor, exact: Exact) -> Tensor:
+    def _repaired(self, result: Tensor, low: Tensor, rows: Tensor) -> Tensor:
         """Sum once more, in logarithms, the entries that are low but possible."""
         low = low & (rows > -math.inf).any(-1, keepdim=True)  # before a look at the whole matrix
         if not bool(low.any()):
@@ -244,7 +199,7 @@ class LogMatrix:
 
         def again(part: Tensor) -> Tensor:
             item, i, j = part.unbind(1)
-            return exact(left[item, i] + right[item, j], item, i, j)
+            return soft_sum(left[item, i] + right[item, j], 1)
 
         parts = places.split(tuning.per_block(rows.shape[-1], tuning.BLOCK))
         summed: Callable[..., Tensor] = again

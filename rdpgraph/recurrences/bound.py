@@ -17,7 +17,7 @@ from rdpgraph.errors import ModelError, UnsupportedError
 from rdpgraph.logspace.gradients import by_autograd, expectations, is_transformed, mean_scores
 from rdpgraph.model.potentials.potential import checked_log_values
 from rdpgraph.model.potentials.table import as_values, as_whole
-from rdpgraph.recurrences import derivations, executor, logsums
+from rdpgraph.recurrences import derivations, executor, logsums, rows
 from rdpgraph.recurrences.affine import Affine, evaluate_form
 from rdpgraph.recurrences.derivations import Derived
 from rdpgraph.recurrences.evaluation import evaluate
@@ -259,6 +259,8 @@ class Bound:
 
     def _flat_input(self, array: Array, values: Tensor) -> Tensor:
         lead = self._lead(array)
+        if len(lead) == 1 and self._items and lead[0] in (1, self._items):
+            return values
         shape = tuple(values.shape[len(lead) :])
         if all(size == 1 for size in lead):
             return values.reshape(1, *shape)
@@ -327,7 +329,7 @@ class Bound:
 
     @property
     def _items(self) -> int:
-        return functools.reduce(lambda one, other: one * other, self._batch, 1)
+        return math.prod(self._batch)
 
     def logs(self) -> dict[str, Tensor]:
         """The inputs of logs by name."""
@@ -341,12 +343,26 @@ class Bound:
 
     def log_partition(self) -> Tensor:
         """(*batch,) log Z in nats; -inf where nothing is possible. All derivatives exist."""
-        return self._log_partition_of(*self.logs().values())
+        return self._evaluated(self.given, LogSum())
 
     @torch.no_grad()
     def best_score(self) -> Tensor:
         """(*batch,) the score in nats of the best derivation; -inf where there is none."""
         return self._evaluated(self.given, Max())
+
+    def rows(self, table: str, *, best: bool = False) -> Tensor:
+        """(*batch, steps, labels) the log-sums of all cells of a table, each step up to a shift.
+
+        The labels of a step are in one dim. All derivatives exist; shifts have no gradient.
+
+        Args:
+            table: of one axis beside its labels, whose cells are computed in the order of the axis,
+                and of which the rules write the whole of each step but the first.
+            best: whether to take maxima in place of sums; in float64, without a shift.
+        """
+        inputs, lengths = [*self._flat(self.given).values()], self._flat_lengths()
+        rows_of = rows.best_rows if best else rows.rows_of
+        return self._batched(rows_of(self.program, inputs, lengths, self._sizes, table), 0)
 
     @torch.no_grad()
     def count(self) -> Tensor:
@@ -394,7 +410,7 @@ class Bound:
 
         Log Z less the mean of what a derivation's entries add up to.
         """
-        log_z, mean = self._mean_of([_scores(values) for values in self.logs().values()])
+        log_z, mean = self.mean_score([_scores(values) for values in self.logs().values()])
         return torch.where(log_z > -torch.inf, log_z - mean, 0.0)
 
     @by_autograd
@@ -438,18 +454,20 @@ class Bound:
         if divergence:
             # The mean of a difference keeps the digits that the difference of two means loses.
             scores = [two - _scores(one) for one, two in zip(own, scores, strict=True)]
-        log_z, mean = self._mean_of(scores)
+        log_z, mean = self.mean_score(scores)
         crossed = other.log_partition() - (log_z if divergence else 0.0) - mean
         pairs = [(one.detach(), two == -torch.inf) for one, two in zip(own, logs, strict=True)]
         if any(bool(((one > -torch.inf) & forbidden).any()) for one, forbidden in pairs):
             # How many entries a derivation uses that the other forbids.
             with torch.no_grad():
-                _, beyond = self._mean_of([forbidden.to(one) for one, forbidden in pairs])
+                _, beyond = self.mean_score([forbidden.to(one) for one, forbidden in pairs])
             crossed = torch.where(beyond > 0, torch.inf, crossed)
         return torch.where(log_z > -torch.inf, crossed, 0.0)
 
-    def _mean_of(self, scores: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
+    def mean_score(self, scores: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
         """(*batch,) log Z, and the mean over derivations of the sum of scores of the entries used.
+
+        Both are differentiable, the mean in the scores, too.
 
         Args:
             scores: finite, one tensor in the shape of each input of logs.
@@ -567,6 +585,8 @@ class Bound:
 
     def _batched(self, values: Tensor, dim: int) -> Tensor:
         """Values whose dim of items is replaced by the batch dims."""
+        if len(self._batch) == 1 and values.shape[dim] == self._items:
+            return values
         before, after = values.shape[:dim], values.shape[dim + 1 :]
         every = values.expand(*before, self._items, *after)
         return every.reshape((*before, *self._batch, *after))
@@ -598,6 +618,34 @@ class Bound:
             reads = executor.derivations(up, count, generator)
             states = self._states_read(name, up, reads, 1 if count is None else count)
         return states, self._batched(up.possible, 0)
+
+    @torch.no_grad()
+    def perturbed_states_of(self, name: str, noise: Tensor) -> Tensor | None:
+        """(draws, *batch, *sites) as `states_of`, where noise decides; None without compiled code.
+
+        The noise (draws, *batch, *sites, width) is added to log-sums where an entry of the input is
+        chosen, and the largest is taken: draws, where it is Gumbel's. Of recurrences in which one
+        label is chosen at a time, as in chains.
+        """
+        flat = self._flat(self.given)
+        if not self._served([*flat.values()]):
+            return None
+        up = executor.run_up(
+            self.program, [*flat.values()], self._flat_lengths(), self._sizes, best=False
+        )
+        noise = noise.flatten(1, len(self._batch))
+        return self._batched(executor.states(up, [*flat].index(name), len(noise), None, noise), 1)
+
+    @torch.no_grad()
+    def best_states_of(self, name: str, count: int) -> Tensor:
+        """The states of `k_best_states_of`, without the scores."""
+        if count < 1 or self._split is not None:
+            return self.k_best_states_of(name, count)[0]
+        up = self._run_up(best=True)
+        if isinstance(up, executor.Upward):
+            number = [array.name for array in self.program.inputs].index(name)
+            return self._batched(executor.best_states(up, number, count), 1)
+        return self._states_read(name, up, up.best_derivations(count)[0], count)
 
     def k_best_states_of(self, name: str, count: int) -> tuple[Tensor, Tensor]:
         """The best derivations as `states_of` gives them, and scores (count, *batch) as `k_best`.
@@ -662,7 +710,7 @@ class Bound:
         logs, zero = self.logs(), torch.zeros_like
         ones = {key: torch.ones_like(x) if key == name else zero(x) for key, x in logs.items()}
         with torch.no_grad():
-            log_z, used = self._mean_of([*ones.values()])
+            log_z, used = self.mean_score([*ones.values()])
             # Where all derivations use as many, there are no others to leave out.
             lacking = (used - wanted).abs() > _ROUNDING * (1 + wanted)
             alone = not bool(((log_z > -torch.inf) & lacking).any())

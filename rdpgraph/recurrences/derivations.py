@@ -117,7 +117,8 @@ class Derived:
                         if cells.program.table(read.array) is None:
                             place = cells.own_places(read.array, place, nodes)
                         place = place.expand_as(terms.logs).reshape(-1)
-                        lost[read.array].scatter_reduce_(0, place, through, "amax")
+                        if lost[read.array].numel():  # nothing is read of what has no entries
+                            lost[read.array].scatter_reduce_(0, place, through, "amax")
         best = torch.where(self.possible, self.value.double(), 0.0)
         made: list[Tensor | None] = []
         for array, x in zip(cells.program.inputs, self.inputs, strict=True):

@@ -503,14 +503,22 @@ def rows_of(up: Upward, table: str) -> Tensor:
         up: a pass upwards.
         table: whose cells are computed in the order of the axis, from its first one on.
     """
-    return _rows_in(up, up.lease.run.values, table).to(up.dtype)
+    rows = _rows_in(up, up.lease.run.values, table)
+    _, count = up.executable.extents(up.sizes)[table]
+    many = count // rows.shape[1]
+    if many > 1:  # several rows of a step, each with a level of its own
+        start = up.records.level[table]
+        levels = up.lease.run.levels[:, start : start + count].unflatten(1, (-1, many))
+        levels = (levels - levels.amax(2, keepdim=True)).to(rows)
+        rows = (rows.unflatten(2, (many, -1)) + levels.unsqueeze(3)).flatten(2)
+    return rows.to(up.dtype)
 
 
 def _rows_in(up: Upward, values: Tensor, table: str) -> Tensor:
-    """The part of values like those of tables that a table has."""
-    count, rows = up.executable.extents(up.sizes)[table]
-    start = up.records.at[table]
-    return values[:, start : start + count].unflatten(1, (rows, -1))
+    """The part of values like those of tables that a table has, (items, steps, labels)."""
+    count, _ = up.executable.extents(up.sizes)[table]
+    start, steps = up.records.at[table], up.executable.lowered.places[table].steps
+    return values[:, start : start + count].unflatten(1, (steps.evaluate(up.sizes), -1))
 
 
 def _zeros(up: Upward, wanted: Sequence[bool]) -> list[Tensor | None]:

@@ -36,6 +36,7 @@ from rdpgraph.recurrences.potentials import (
 from rdpgraph.recurrences.program import Program
 from rdpgraph.recurrences.restriction import SAME, STATES, UNARY, label_sites, restrict_rules
 from rdpgraph.structures.chain import paths
+from rdpgraph.structures.chain.parts import ChainTensors, Parts
 from rdpgraph.structures.configurations import KBestConfigurations
 from rdpgraph.structures.draws import (
     checked_best,
@@ -429,7 +430,7 @@ class Recurrence(Structure):
         chain = self._as_chain()
         if chain is not None:
             count = checked_count(count, self.unary.shape)
-            drawn = paths.relaxed(*chain, count, temperature, generator).to(self.unary)
+            drawn = paths.relaxed(chain, count, temperature, generator).to(self.unary)
             return drawn.reshape(count, *self.unary.shape)
         noisy = perturbed(self.unary, count, temperature, generator)
         if not self._has_sites:
@@ -444,11 +445,8 @@ class Recurrence(Structure):
         _, (gradient,) = expectations(log_partition, [noisy], tracked=is_tracked(self))
         return gradient
 
-    def _as_chain(self) -> tuple[Tensor, Tensor, Tensor] | None:
-        """The potentials (B, T, N), transition and lengths (B,) of a chain; None for others.
-
-        The transition is (N, N), or (1 or B, 1 or T - 1, N, N).
-        """
+    def _as_chain(self) -> ChainTensors | None:
+        """The chain that this is, by a transition (N, N) or (1 or B, 1 or T - 1, N, N); or None."""
         found = chain_parts(self.program)
         if found is None or not all(self.unary.shape[-2:]):
             return None
@@ -466,7 +464,7 @@ class Recurrence(Structure):
         if lengths is None:
             lengths = torch.full(self.batch_shape, unary.shape[1], device=unary.device)
         lengths = lengths.expand(self.batch_shape).reshape(batch)
-        return unary, table[0, 0] if table.shape[:2] == (1, 1) else table, lengths
+        return Parts(unary, table[0, 0] if table.shape[:2] == (1, 1) else table, lengths)
 
     # ---- a few states ----
 

@@ -122,17 +122,17 @@ def _require_pair(name: str, what: str, left: Tensor, right: Tensor, *, least: i
 
 def rows_of(embeddings: Tensor, states: Tensor) -> Tensor:
     """(*lead, m, d) the embeddings of some states, the leads of both broadcast."""
-    states = states.to(embeddings.device)
-    if embeddings.shape[:-2].numel() == 1:
-        embeddings = embeddings.reshape(embeddings.shape[-2:])
-        return embeddings if is_every(states, len(embeddings)) else embeddings[states]
-    lead = broadcast_shapes(embeddings.shape[:-2], states.shape[:-1])
+    states, lead = states.to(embeddings.device), embeddings.shape[:-2]
+    if lead.numel() == 1:
+        embeddings, lead = embeddings.reshape(embeddings.shape[-2:]), ()
+    if is_every(states, embeddings.shape[-2]):
+        return embeddings
     index: list[Tensor] = []
     for dim, size in enumerate(lead):
+        # Not expanded: the gradient of an expanded tensor would be as large as the result.
         places = torch.arange(size, device=embeddings.device)
         index.append(places.reshape(-1, *(1,) * (len(lead) - dim)))
-    expanded = embeddings.expand([*lead, *embeddings.shape[-2:]])
-    return expanded[(*index, states)]
+    return embeddings[(*index, states)]
 
 
 @dataclass(frozen=True, eq=False)
@@ -206,6 +206,15 @@ class LowRank(Stored):
         if not bool((rows.detach() > -math.inf).all()):
             raise ModelError("LowRank.normalised needs a possible second state for every first.")
         return cls(left - rows, torch.where(alive, plain.log_right - shift, -math.inf))
+
+    @property
+    def tensors(self) -> tuple[Tensor, Tensor]:
+        """The log-factors of both slots."""
+        return self.log_left, self.log_right
+
+    def replaced(self, tensors: Sequence[Tensor]) -> "LowRank":
+        """The same with other log-factors."""
+        return LowRank(*tensors)
 
     @property
     def rank(self) -> int:

@@ -46,13 +46,6 @@ class PairOperator(Potential):
         Leading dims of the potential broadcast with B.
         """
 
-    @abstractmethod
-    def best(self, rows: Tensor) -> tuple[Tensor, Tensor]:
-        """The k largest of ``rows_il + value_ij`` over i and l, and ``i k + l``; both (B, N, k).
-
-        Given rows (B, N, k). Asked only if `maximises`.
-        """
-
     @property
     @abstractmethod
     def additive(self) -> bool:
@@ -60,7 +53,7 @@ class PairOperator(Potential):
 
     @property
     def maximises(self) -> bool:
-        """True if a maximum has the cost of a sum, by `best`."""
+        """True if a maximum has the cost of a sum."""
         return self.additive
 
     @property
@@ -237,30 +230,6 @@ class Banded(PairOperator):
             ways.append(_times(out, _times(onto, rows)))
         return soft_sum(torch.stack(torch.broadcast_tensors(*ways)), 0)
 
-    def best(self, rows: Tensor) -> tuple[Tensor, Tensor]:
-        batch, states, k = rows.shape
-        place = torch.arange(states, device=rows.device)
-        offsets = torch.tensor(self.offsets, device=rows.device)
-        # Ways along the bands: their first states, (N, D), and scores, (B, N, D, k).
-        before = place.unsqueeze(1) - offsets
-        pairs = zip(self.offsets, self._moved(self.largest).unbind(-1), strict=True)
-        bands = torch.stack([rows.roll(o, 1) + values.unsqueeze(-1) for o, values in pairs], 2)
-        ways = bands.flatten(2)
-        sources = (before % states).unsqueeze(2) * k + torch.arange(k, device=rows.device)
-        sources = sources.flatten(1).expand(batch, -1, -1)
-        if self.rest is not None:
-            # Ways by the one rank: of the best into all states, those along the bands are counted
-            # already, and at most D k of them are.
-            left, right = self.rest.log_left.squeeze(-1), self.rest.log_right.squeeze(-1)
-            many = min(states * k, k * (len(self.offsets) + 1))
-            top, origin = (rows + left.unsqueeze(-1)).flatten(1).topk(many)
-            banded = (origin.reshape(batch, 1, many, 1) // k == before.unsqueeze(1)).any(-1)
-            others = (top.unsqueeze(1) + right.unsqueeze(-1)).masked_fill(banded, -math.inf)
-            ways = torch.cat([ways, others], 2)
-            sources = torch.cat([sources, origin.unsqueeze(1).expand(-1, states, -1)], 2)
-        values, chosen = ways.topk(k)
-        return values, sources.gather(2, chosen)
-
     def evaluate(self, states: Sequence[Tensor]) -> Tensor:
         """The log-values on a grid of states, in O(grid (D + r))."""
         first, second = states[0].unsqueeze(-1), states[1].unsqueeze(-2)
@@ -279,11 +248,7 @@ class Banded(PairOperator):
     @differentiable_property
     def _into(self) -> Tensor:
         """(*lead, N, D) log-values by the second state; -inf where there is no first one."""
-        return self._moved(self.log_values)
-
-    def _moved(self, values: Tensor) -> Tensor:
-        """Values (*lead, N, D) by the first state as those by the second; -inf: there is none."""
-        states = values.shape[-2]
+        values, states = self.log_values, self.log_values.shape[-2]
         place = torch.arange(states, device=self.device)
         columns = [
             torch.where((place >= o) & (place - o < states), column.roll(o, -1), -math.inf)
@@ -292,13 +257,19 @@ class Banded(PairOperator):
         return torch.stack(columns, -1)
 
     @differentiable_property
+    def beside(self) -> Tensor:
+        """(*lead, N, D) the values of a rest of one rank at the pairs of the bands."""
+        assert self.rest is not None
+        left, right = self.rest.log_left.squeeze(-1), self.rest.log_right.squeeze(-1)
+        return torch.stack([left + right.roll(-offset, -1) for offset in self.offsets], -1)
+
+    @differentiable_property
     def largest(self) -> Tensor:
         """(*lead, N, D) the values along the bands with those of a rest of one rank added."""
         if self.rest is None:
             return self.log_values
-        left, right = self.rest.log_left.squeeze(-1), self.rest.log_right.squeeze(-1)
-        ranked = torch.stack([left + right.roll(-offset, -1) for offset in self.offsets], -1)
-        return soft_sum(torch.stack(torch.broadcast_tensors(self.log_values, ranked)), 0)
+        both = torch.broadcast_tensors(self.log_values, self.beside)
+        return soft_sum(torch.stack(both), 0)
 
     @differentiable_property
     def _ranks(self) -> tuple[LogMatrix, LogMatrix] | None:
@@ -403,20 +374,6 @@ class Monarch(PairOperator):
         first, second = self._blocks
         ways = first.times(rows.unflatten(1, self.log_left.shape[:2]).transpose(0, 1))
         return second.times(ways.permute(2, 1, 0)).transpose(0, 1).flatten(1)
-
-    def best(self, rows: Tensor) -> tuple[Tensor, Tensor]:
-        width = self.log_left.shape[1]
-        states, k = rows.unflatten(1, self.log_left.shape[:2]), rows.shape[2]
-        values, sources = list[Tensor](), list[Tensor]()
-        for left, right in zip(self.log_left.unbind(2), self.log_right.unbind(0), strict=True):
-            # Of each block, then over the blocks for each state that follows.
-            most, within = (states + left.unsqueeze(2)).flatten(2).topk(min(k, k * width))
-            ways = (most.unsqueeze(3) + right.unsqueeze(1)).flatten(1, 2)
-            top, place = ways.topk(k, 1)
-            source = within.flatten(1).gather(1, place.flatten(1)).reshape(place.shape)
-            values.append(top.mT)
-            sources.append((source + place // k * (width * k)).mT)
-        return torch.cat(values, 1), torch.cat(sources, 1)
 
     def evaluate(self, states: Sequence[Tensor]) -> Tensor:
         """The log-values on a grid of states, in O(grid)."""

@@ -15,7 +15,7 @@ from torch.autograd import Function
 
 from rdpgraph.logspace.gradients import is_transformed, regradient
 from rdpgraph.native import library
-from rdpgraph.structures.chain.steps import ChainTensors
+from rdpgraph.structures.chain.parts import ChainTensors
 
 
 def entropy(
@@ -35,7 +35,7 @@ def entropy(
         least: a bound of values that rounding may have put below it, as where one sequence has all
             the mass.
     """
-    unary, tables, lengths = parts
+    unary, tables, lengths = parts.unary, parts.transition, parts.lengths
     batch, total = unary.shape[:2]
     served = tables.ndim == 4 and len(tables) == batch and total > 1 and unary.numel() > 0
     served = served and unary.is_cpu and unary.dtype == tables.dtype and not is_transformed()

@@ -15,8 +15,8 @@ from rdpgraph.model.potentials.operators import PairOperator
 from rdpgraph.model.potentials.potential import Potential
 from rdpgraph.model.potentials.table import Table
 from rdpgraph.model.restriction import gathered
+from rdpgraph.structures.chain.parts import ChainTensors
 from rdpgraph.structures.chain.recursion import messages
-from rdpgraph.structures.chain.steps import ChainTensors
 
 
 def kept(
@@ -61,7 +61,7 @@ def log_masses(
         or to the states kept, and beyond the length.
     """
     total, size = unary.shape[-2:]
-    sent = messages(few.unary, few.transition, few.lengths)
+    sent = messages(few)
     ahead, behind = (part.reshape(states.shape) for part in (sent.log_forward, sent.log_backward))
     masses = unary.expand(*states.shape[:-1], size)
     if total > 1:

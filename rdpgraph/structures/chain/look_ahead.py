@@ -12,7 +12,6 @@ from rdpgraph.logspace.logmatrix import LogMatrix, log_products, soft_scatter, s
 from rdpgraph.model.potentials.automaton import Automaton
 from rdpgraph.model.potentials.lowrank import LowRank
 from rdpgraph.model.potentials.operators import PairOperator
-from rdpgraph.structures.chain.steps import OperatorSteps, RankSteps, Steps, TableSteps
 
 
 @dataclass(frozen=True, eq=False)
@@ -41,7 +40,9 @@ class LookAhead:
         states = states + self._masses(self._shares[words])
         total = soft_sum(states, 1)
         states = states - torch.where(total > -math.inf, total, 0.0).unsqueeze(1)
-        return self._steps.advance(0, states), total
+        for factor in self._onward:
+            states = _sums(factor, states)
+        return states, total
 
     def joint(self, states: Tensor, place: Tensor, left: Tensor) -> Tensor:
         """(2, B, V) log-probabilities of the next word, with acceptance and without it.
@@ -111,12 +112,11 @@ class LookAhead:
 
     def _gathered(self, rows: Tensor) -> Tensor:
         """Rows over the states after a step, as kept for those before it."""
-        back = self._back
-        return back.to_ranks(0, rows) if isinstance(back, RankSteps) else back.advance(0, rows)
+        return _sums(self._backward[0], rows)
 
     def _over_states(self, kept: Tensor) -> Tensor:
         """Stored messages over the states before a step."""
-        return self._back.to_states(0, kept) if isinstance(self._back, RankSteps) else kept
+        return _sums(self._backward[1], kept) if len(self._backward) > 1 else kept
 
     def _masses(self, shares: Tensor) -> Tensor:
         """(R, N) log-probabilities in each state of rows of shares, (R, k)."""
@@ -127,19 +127,21 @@ class LookAhead:
         return states if self._emitting is None else self._emitting[1].times(states)
 
     @cached_property
-    def _steps(self) -> Steps:
+    def _onward(self) -> "list[LogMatrix | PairOperator]":
+        """What takes rows over the states before a step to those after; two products by ranks."""
         given = self.transition
-        if isinstance(given, LowRank):
-            sides = (given.log_left, given.log_right)
-            return RankSteps(*(side.detach().to(self.dtype) for side in sides))
         if isinstance(given, PairOperator):
-            values = [part.detach().to(self.dtype) for part in given.tensors]
-            return OperatorSteps(given.replaced(values))
-        return TableSteps(given.detach().to(self.dtype))
+            return [given.replaced([part.detach().to(self.dtype) for part in given.tensors])]
+        sides = (given.log_left, given.log_right.mT) if isinstance(given, LowRank) else (given,)
+        return [LogMatrix.of(side.detach().to(self.dtype).mT) for side in sides]
 
     @cached_property
-    def _back(self) -> Steps:
-        return self._steps.turned()
+    def _backward(self) -> "list[LogMatrix | PairOperator]":
+        """What takes rows over the states after a step to those before it."""
+        return [
+            each.turned() if isinstance(each, PairOperator) else LogMatrix.of(each.logs.mT)
+            for each in self._onward[::-1]
+        ]
 
     @cached_property
     def _emitting(self) -> tuple[LogMatrix, LogMatrix] | None:
@@ -174,6 +176,11 @@ class LookAhead:
         kinds = self._graph.kinds
         words = (kinds.bincount()[kinds] < tuning.CLASS_WORDS).nonzero().flatten()
         return words, kinds[words], self._shares[words]
+
+
+def _sums(factor: "LogMatrix | PairOperator", rows: Tensor) -> Tensor:
+    """(B, n) log-sums of rows (B, k) by a matrix (n, k)."""
+    return factor.sums(rows) if isinstance(factor, PairOperator) else factor.times(rows)
 
 
 @dataclass(frozen=True, eq=False)

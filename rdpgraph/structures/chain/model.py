@@ -34,8 +34,8 @@ from rdpgraph.structures.chain.constructors import (
 )
 from rdpgraph.structures.chain.decode import KBest
 from rdpgraph.structures.chain.factors import flat_lengths
+from rdpgraph.structures.chain.parts import AnyChain, ChainTensors, Parts, between
 from rdpgraph.structures.chain.recognition import chain_graph, neighbours_of, recognised
-from rdpgraph.structures.chain.steps import ChainTensors, Parts, RankTensors
 from rdpgraph.structures.draws import checked_best, checked_count, require_generator
 
 if TYPE_CHECKING:
@@ -187,7 +187,7 @@ class Chain(Structure):
             shards = self.transition.values
             log_z = rules.log_partition_in_parts(self.unary, shards, self.lengths)
             return possible_alone(log_z)
-        return self._shaped(possible_alone(recursion.log_partition(*self._given())))
+        return self._shaped(possible_alone(recursion.log_partition(self._given())))
 
     def score(self, states: Tensor) -> Tensor:
         """(*lead, *batch) the summed log-potentials (nats) of sequences, unnormalised; O(T) each.
@@ -202,12 +202,12 @@ class Chain(Structure):
         lengths = self._flat_lengths()
         flat = checked_sequences(states, self.unary, lengths)
         if isinstance(self.transition, Tensor):
-            return paths.score(*self._parts(), flat).reshape(states.shape[:-1])
+            return paths.score(self._parts(), flat).reshape(states.shape[:-1])
         known = flat.clamp(min=0).reshape(states.shape)
-        links = paths.between(self.transition, known[..., :-1], known[..., 1:])
+        links = between(self.transition, known[..., :-1], known[..., 1:])
         links = links.reshape(*flat.shape[:2], links.shape[-1])
         unary = self.unary.reshape(len(lengths), *self.unary.shape[-2:])
-        return paths.along(unary, links, lengths, flat).reshape(states.shape[:-1])
+        return paths.along(unary, lengths, links, flat).reshape(states.shape[:-1])
 
     @by_autograd
     def edge_marginals(self) -> Tensor:
@@ -220,15 +220,12 @@ class Chain(Structure):
 
         These are the expected transitions of the E step of Baum-Welch.
 
-        O(N^2) memory for each item; where gradients are tracked, items are solved one by one.
+        O(N^2) memory for each item, or O(T N^2) where each step has a transition of its own.
         """
         return self._shaped(moments.edge_counts(self._parts()))
 
     def entropy(self) -> Tensor:
-        """(*batch,) nats; 0 where there is no possible sequence.
-
-        Differentiable once; of tables on the CPU, where there is a compiled library, at any order.
-        """
+        """(*batch,) nats; 0 where there is no possible sequence. All derivatives exist."""
         return self._shaped(moments.entropy(self._given()))
 
     def entropy_over(self, log_base: Tensor) -> Tensor:
@@ -260,13 +257,13 @@ class Chain(Structure):
         if not moments.alike(given, compared):
             given, theirs = self._parts(), other._parts()
             tensors = theirs.unary.to(given.unary), theirs.transition.to(given.unary)
-            compared = ChainTensors(*tensors, theirs.lengths)
+            compared = Parts(*tensors, theirs.lengths)
         require_alike((self.unary, given.lengths), (other.unary, compared.lengths))
         return self._shaped(moments.cross_entropy(given, compared, divergence=divergence))
 
     def max_marginals(self) -> Tensor:
         """(*batch, T, N) the largest score of a sequence with each state; -inf beyond a length."""
-        return self._shaped(decode.max_marginals(*self._given(most=tuning.MOST_TABULATED)))
+        return self._shaped(decode.max_marginals(self._given(best=True)))
 
     def mode(self) -> Tensor:
         """(*batch, T) one most probable sequence, by Viterbi's algorithm; O(T N^2).
@@ -277,26 +274,27 @@ class Chain(Structure):
         Raises:
             ImpossibleEvidenceError: an item has no possible sequence.
         """
-        states = decode.best_states(*self._given(most=tuning.MOST_TABULATED))
+        states = decode.best_states(self._given(best=True))
         require_path(states.unsqueeze(0), self._flat_lengths(), "mode", self.batch_shape)
         return self._shaped(states)
 
     def k_best(self, k: int) -> KBest:
         """The k most probable sequences of each item, best first.
 
-        O(T (N^2 + N k)) on a CPU, and O(T (N^2 + N k) k) elsewhere.
+        O(T (N^2 + N k)) on a CPU, and O(T (N^2 + N k) k) elsewhere. Of ranks whose table is
+        large, and of bands beside low rank, among the states that max-marginals leave.
 
         Raises:
             ModelError: k below 1.
         """
         k = checked_best("Chain", k, self.states_shape)
-        states, scores = decode.k_best(*self._given(most=tuning.MOST_TABULATED), k)
+        states, scores = decode.k_best(self._given(best=True), k)
         shape = k, *self.unary.shape[:-1]
         return KBest(states.reshape(shape), scores.reshape(shape[:-1]))
 
     def sample(self, count: int, generator: torch.Generator | None = None) -> Tensor:
         require_generator(generator)
-        drawn = paths.draw(*self._given(), checked_count(count, self.states_shape), generator)
+        drawn = paths.draw(self._given(), checked_count(count, self.states_shape), generator)
         require_path(drawn[:1], self._flat_lengths(), "samples", self.batch_shape)
         return drawn.reshape([count, *self.unary.shape[:-1]])
 
@@ -318,7 +316,7 @@ class Chain(Structure):
         potentials, so that draws follow the weighted distribution.
         """
         count = checked_count(count, self.unary.shape)
-        drawn = paths.relaxed(*self._given(), count, temperature, generator)
+        drawn = paths.relaxed(self._given(), count, temperature, generator)
         return drawn.reshape([count, *self.unary.shape])
 
     def filtered(self) -> Tensor:
@@ -328,7 +326,7 @@ class Chain(Structure):
         smoothing. Zero beyond the length, and after
         the point from which no sequence is possible.
         """
-        return self._shaped(recursion.filtered(*self._given()))
+        return self._shaped(recursion.filtered(self._given()))
 
     def masks(self) -> "Masks":
         """The questions of masks: whether each step is in each state."""
@@ -400,14 +398,18 @@ class Chain(Structure):
     def _parts(self) -> ChainTensors:
         return Parts.of(self.unary, self.transition, self._flat_lengths())
 
-    def _given(self, *, most: int = 0) -> ChainTensors | RankTensors:
-        """The tensors, with low rank kept as ranks if a table has over ``most`` entries."""
-        low = self.transition
-        if isinstance(low, PairOperator):
-            return Parts.of_operator(self.unary, low, self._flat_lengths())
-        if isinstance(low, LowRank) and math.prod(low.shape) > most:
-            return Parts.of_ranks(self.unary, low, self._flat_lengths())
-        return self._parts()
+    def _given(self, *, best: bool = False) -> AnyChain:
+        """The tensors, with ranks and operators as they are.
+
+        Those that have no maxima without a table are one for the ``best``, unless it is large.
+        """
+        link = self.transition
+        if not isinstance(link, LowRank | PairOperator):
+            return self._parts()
+        tabulated = best and not (isinstance(link, PairOperator) and link.maximises)
+        if tabulated and math.prod(link.shape) <= tuning.MOST_TABULATED:
+            return self._parts()
+        return Parts.of_potential(self.unary, link, self._flat_lengths())
 
     def _flat_lengths(self) -> Tensor:
         return flat_lengths(self.lengths, self.unary.shape[:-1], self.unary)

@@ -26,6 +26,7 @@ from rdpgraph.structures.chain.constructors import (
     with_ends,
 )
 from rdpgraph.structures.chain.model import Chain
+from rdpgraph.structures.chain.parts import Parts
 
 
 def rank_matrices(unary: Tensor, left: Tensor, right: Tensor) -> Tensor:
@@ -95,7 +96,8 @@ def _chained(
     ends = (steps == lengths.unsqueeze(1) - 1).unsqueeze(2)
     unary = torch.where(ends, last, 0.0)
     unary = torch.cat([(unary[:, 0] + begin).unsqueeze(1), unary[:, 1:]], 1)
-    values = recursion.log_partition(unary, between, (lengths - 1).clamp(min=0))
+    chain = Parts(unary, between, (lengths - 1).clamp(min=0))
+    values = recursion.log_partition(chain)
     return torch.where(lengths > 1, values, torch.where(lengths > 0, alone, 0.0))
 
 

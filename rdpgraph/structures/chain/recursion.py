@@ -1,7 +1,6 @@
-"""Log Z of chains and their messages, by the fastest route that is exact."""
+"""Log Z of chains and their messages."""
 
 import math
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -9,16 +8,12 @@ from torch import Tensor
 
 from rdpgraph._core import tuning
 from rdpgraph._core.compiler import opaque
-from rdpgraph._core.types import Lengths, LogZ, Transition, Unary
+from rdpgraph._core.types import LogZ, Unary
 from rdpgraph.logspace.logmatrix import finite, soft_sum
-from rdpgraph.structures.chain import logs, operators, rules
-from rdpgraph.structures.chain.steps import (
-    OperatorSteps,
-    RankSteps,
-    Steps,
-    of_tables,
-    tables_of,
-)
+from rdpgraph.model.potentials.lowrank import LowRank
+from rdpgraph.structures.chain import rules
+from rdpgraph.structures.chain.factors import inside, masked, peak
+from rdpgraph.structures.chain.parts import AnyChain, Parts, replaced, sides_of
 
 
 @dataclass(frozen=True, eq=False)
@@ -33,71 +28,96 @@ class ChainMessages:
 
 
 @opaque
-def log_partition(
-    unary: Unary, transition: Transition | RankSteps | OperatorSteps, lengths: Lengths
-) -> LogZ:
+def log_partition(parts: AnyChain) -> LogZ:
     """Log Z of each item, (B,), in nats: 0 at length 0, -inf where nothing is possible.
 
     O(T N^2) per item, as scaled products of matrices, or O(T N r) by way of ranks; O(T N), or
     O(T (N + r)), is kept for the gradient. Entries that underflow are summed in logarithms. All
     derivatives exist; the gradient is the marginals, zero in impossible items.
 
-    Args:
-        unary: (B, T, N) in nats; -inf allowed; any but NaN beyond the lengths.
-        transition: (N, N), or (1 or B, T-1, N, N) per step; [from, to]; or steps.
-        lengths: (B,) int64, 0 to T.
-
     Source: Rabiner (1989), section V.A, for the scaling; Chiu, Deng and Rush 2021
     (arXiv:2201.02715), algorithm 1, for the ranks.
     """
-    if not unary.numel():
-        return _of_none(unary, transition)
-    if operators.serves(unary, transition):
-        return operators.log_partition(unary, transition, lengths)
-    if isinstance(transition, OperatorSteps) or unary.device.type == "mps":  # without float64
-        return logs.log_partition(unary, transition, lengths)
-    sides = tables_of(transition)
-    if unary.is_cuda and _is_for_host(unary, sides):
-        given, *tables = (part.cpu() for part in (unary, *sides))
-        return rules.log_partition(given, of_tables(*tables), lengths.cpu()).to(unary.device)
-    return rules.log_partition(unary, transition, lengths)
+    unary, link, lengths = parts.unary, parts.transition, parts.lengths
+    if not unary.numel():  # without steps or without chains; gradients are zeros
+        return unary.sum((1, 2)) + sum(side.reshape(-1)[:0].sum() for side in sides_of(link))
+    # Logs of sums are in float64, which some devices lack.
+    if unary.device.type == "mps" or (unary.is_cuda and _is_for_host(parts)):
+        there = replaced(link, [side.cpu() for side in sides_of(link)])
+        host = Parts(unary.cpu(), there, lengths.cpu())
+        return rules.bound(host).log_partition().to(unary.device)
+    return rules.bound(parts).log_partition()
 
 
-def _of_none(unary: Tensor, transition: Tensor | RankSteps | OperatorSteps) -> Tensor:
-    """(B,) zeros, for chains without steps or no chains; gradients are zeros."""
-    sides = (transition,) if isinstance(transition, Tensor) else transition.sides
-    return unary.sum((1, 2)) + sum(side.reshape(-1)[:0].sum() for side in sides)
-
-
-def _is_for_host(unary: Tensor, sides: Sequence[Tensor]) -> bool:
+def _is_for_host(parts: AnyChain) -> bool:
     """Return whether the host's machine is expected to be faster than the launches on a GPU."""
-    batch, steps, _ = unary.shape
-    products = sum(math.prod(side.shape[-2:]) for side in sides)
+    if not isinstance(parts.transition, Tensor | LowRank):
+        return False
+    batch, steps, _ = parts.unary.shape
+    products = sum(math.prod(side.shape[-2:]) for side in sides_of(parts.transition))
     work = batch * steps * (tuning.MACHINE_STEP + 3 * products * tuning.MACHINE_PRODUCT)
     launches = steps * tuning.STEP_LAUNCHES * tuning.SECONDS_PER_CALL
     return work + tuning.HOST_COPIES < launches
 
 
-def messages(unary: Unary, transition: Transition | Steps, lengths: Lengths) -> ChainMessages:
-    """Forward and backward messages; differentiable; arguments as for `log_partition`."""
-    if rules.serves(unary, transition):
-        return ChainMessages(*rules.both(unary, transition, lengths).unbind(1))
-    forward = logs.forward(unary, transition, lengths)
-    forward = forward - finite(soft_sum(forward, 2)).unsqueeze(2)
-    return ChainMessages(forward, logs.backward(unary, transition, lengths))
+def forward(parts: AnyChain, *, best: bool = False) -> Unary:
+    """(B, T, N) the forward messages; differentiable.
+
+    Each row sums to 1; or they are the best scores of prefixes, in float64.
+    """
+    unary, lengths = parts.unary, parts.lengths
+    if not unary.numel():
+        return unary
+    # Of full length each row of an item is there, whatever lies beyond its own.
+    full = torch.full_like(lengths, unary.shape[1])
+    sums = rules.bound(Parts(masked(unary, lengths), parts.transition, full)).rows("a", best=best)
+    if not best:
+        sums = sums - finite(soft_sum(sums, 2)).unsqueeze(2)
+    return torch.where(inside(lengths, unary.shape[1]).unsqueeze(2), sums, -math.inf)
 
 
-def filtered(unary: Unary, transition: Transition | Steps, lengths: Lengths) -> Unary:
+def backward(parts: AnyChain, *, best: bool = False) -> Unary:
+    """(B, T, N) the log-sums over suffixes after each step, their maximum 0; differentiable.
+
+    Of tables and ranks; or the best scores of suffixes, in float64.
+    """
+    unary, link, lengths = parts.unary, parts.transition, parts.lengths
+    batch, total, _ = unary.shape
+    if not unary.numel():
+        return unary
+    # Each item from its last step to its first, which is what a chain has from the first to the
+    # last. The sums over what is behind a step leave out the step's own potentials.
+    every = torch.arange(total, device=lengths.device)
+    steps = (lengths.unsqueeze(1) - 1 - every).clamp(min=0)
+
+    def turned(side: Tensor) -> Tensor:
+        if side.ndim == 2:
+            return side
+        items = torch.arange(batch, device=side.device).unsqueeze(1) if len(side) > 1 else 0
+        return side[items, (steps[:, :-1] - 1).clamp(min=0)]
+
+    if isinstance(link, Tensor):
+        link = turned(link).mT
+    else:
+        assert isinstance(link, LowRank)
+        link = LowRank(turned(link.log_right), turned(link.log_left))
+    at = steps.unsqueeze(2).expand_as(unary)
+    chain = Parts(unary.gather(1, at), link, torch.full_like(lengths, total))
+    arriving = rules.bound(chain, apart=True).rows("into", best=best)
+    arriving = torch.cat([torch.zeros_like(arriving[:, :1]), arriving[:, 1:]], 1)
+    behind = arriving.gather(1, at)
+    if not best:
+        behind = behind - peak(behind.detach(), (2,))
+    return torch.where(inside(lengths, total).unsqueeze(2), behind, -math.inf)
+
+
+def messages(parts: AnyChain) -> ChainMessages:
+    """Forward and backward messages of tables or ranks; differentiable."""
+    return ChainMessages(forward(parts), backward(parts))
+
+
+def filtered(parts: AnyChain) -> Unary:
     """(B, T, N) probabilities of the state given the prefix; differentiable; 0 if impossible."""
-    sent = forward(unary, transition, lengths)
+    sent = forward(parts)
     alive = (sent.detach() > -math.inf).any(-1, keepdim=True)
     return torch.where(alive, torch.where(alive, sent, 0.0).softmax(-1), 0.0)
-
-
-def forward(unary: Unary, transition: Transition | Steps, lengths: Lengths) -> Unary:
-    """(B, T, N) the forward messages, up to a constant in each row; differentiable."""
-    if rules.serves(unary, transition):
-        return rules.forward(unary, transition, lengths)
-    if operators.is_banded(transition) and operators.serves(unary, transition):
-        return operators.forward(unary, transition, lengths)
-    return logs.forward(unary, transition, lengths)

@@ -26,7 +26,7 @@ from rdpgraph.recurrences.declaration import Declared
 from rdpgraph.recurrences.restriction import UNARY
 from rdpgraph.structures.chain.constructors import checked_transition
 from rdpgraph.structures.chain.factors import flat_lengths, held
-from rdpgraph.structures.chain.steps import flattened, table_of
+from rdpgraph.structures.chain.parts import ChainTensors, Parts, flattened, table_of
 from rdpgraph.structures.checks import settle_lengths
 from rdpgraph.structures.draws import checked_best, checked_count, require_generator
 from rdpgraph.structures.recurrence import Recurrence
@@ -361,13 +361,12 @@ class SemiMarkov(Recurrence):
         shape = (*lead, *self.batch_shape, steps)
         return Segmentation.cut(row, place // durations, place % durations, label, shape=shape)
 
-    def _as_chain(self) -> tuple[Tensor, Tensor, Tensor] | None:
+    def _as_chain(self) -> ChainTensors | None:
         """Segments of one position are the states of a chain."""
         if self.unary.shape[-2] > 1 or not self.unary.shape[-3]:
             return None
         segments, lengths = self._positions()
-        transition = self._table
-        return segments[..., 0, :], transition, lengths
+        return Parts(segments[..., 0, :], self._table, lengths)
 
 
 def checked_fields(segments: Tensor, transition: Tensor | Potential) -> None:

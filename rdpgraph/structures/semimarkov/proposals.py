@@ -14,7 +14,7 @@ from rdpgraph.model.potentials.lowrank import LowRank
 from rdpgraph.model.potentials.potential import Potential
 from rdpgraph.model.potentials.table import Table
 from rdpgraph.structures.chain.masks import LabelMasks
-from rdpgraph.structures.chain.steps import flattened, table_of
+from rdpgraph.structures.chain.parts import flattened, table_of
 from rdpgraph.structures.compact.bispans import each, matched
 from rdpgraph.structures.compact.masked import RuleForest, RuleMasked
 

@@ -17,7 +17,7 @@ from rdpgraph._core.arguments import require_fields
 from rdpgraph.errors import EvidenceError
 from rdpgraph.logspace.gradients import differentiable_once
 from rdpgraph.model.potentials.potential import WHOLE, Potential
-from rdpgraph.structures.chain.paths import between
+from rdpgraph.structures.chain.parts import between
 
 
 @dataclass(frozen=True, eq=False)

@@ -106,6 +106,7 @@ def test_derivatives_of_every_order():
         return chain.entropy()
 
     assert torch.autograd.gradcheck(entropy, inputs, fast_mode=True)
+    assert torch.autograd.gradgradcheck(entropy, inputs, fast_mode=True)
 
 
 def test_single_precision_is_right_at_any_range():

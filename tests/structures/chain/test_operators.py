@@ -172,7 +172,7 @@ def test_wide_kinds_are_summed_by_compiled_code(kind):
             if potential.maximises:
                 chain.mode()
         counts.append(counted.count)
-    assert abs(counts[0] - counts[1]) < 5
+    assert abs(counts[0] - counts[1]) < 20
 
 
 # Two items of three steps, with a potential for each step, for each item and step, or parts alike.
@@ -379,6 +379,7 @@ def test_entropies_of_bands_have_gradients_with_hard_zeros():
         return rg.Chain(parts[0], steps, lengths=torch.tensor([3, 2])).entropy()
 
     assert torch.autograd.gradcheck(entropies, free)
+    assert torch.autograd.gradgradcheck(entropies, free, fast_mode=True)
 
 
 def test_blocks_of_bands_are_recognised_with_one_for_each_factor():

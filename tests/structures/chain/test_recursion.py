@@ -7,8 +7,10 @@ import pytest
 import torch
 from jaxtyping import TypeCheckError
 
-from rdpgraph.structures.chain import logs, rules
-from rdpgraph.structures.chain.recursion import log_partition, messages
+from rdpgraph.recurrences import evaluation, logsums
+from rdpgraph.recurrences.semirings import LogSum
+from rdpgraph.structures.chain import recursion, rules
+from rdpgraph.structures.chain.parts import Parts
 from rdpgraph.structures.dependency import arborescences
 
 INF = math.inf
@@ -53,16 +55,24 @@ def enumerated(unary, transition, lengths):
     return torch.stack(values)
 
 
-def in_logs(unary, transition, lengths):
-    return logs.log_partition(unary, transition, lengths)
+def log_partition(unary, transition, lengths):
+    return recursion.log_partition(Parts(unary, transition, lengths))
 
 
-def by_torch(unary, transition, lengths):
-    if not unary.numel():
-        return unary.sum((1, 2))
-    return rules.log_partition_by_torch(unary, transition, lengths)
+def by(evaluated):
+    """Log Z by what evaluates a program, its inputs, lengths and sizes."""
+
+    def asked(unary, transition, lengths):
+        if not unary.numel():
+            return unary.sum((1, 2))
+        bound = rules.bound(Parts(unary, transition, lengths))
+        return evaluated(bound.program, bound.logs(), {"lengths": lengths}, bound.sizes)
+
+    return asked
 
 
+by_torch = by(logsums.log_partition)
+in_logs = by(lambda *given: evaluation.evaluate(*given, LogSum()))
 ROUTES = {"dispatched": log_partition, "torch": by_torch, "logs": in_logs}
 
 
@@ -211,7 +221,7 @@ def test_left_to_right_chains_of_ten_thousand_steps(dtype):
     lengths = torch.tensor([steps, 9_000])
     exact = log_partition(unary, transition, lengths)
     first = unary[:1, :200], transition, torch.tensor([200])
-    assert logs.forward(*first).isfinite().any(-1).all()
+    assert recursion.forward(Parts(*first)).isfinite().any(-1).all()
     torch.testing.assert_close(log_partition(*first), in_logs(*first))
     found, marginals, _ = gradients(log_partition, unary.to(dtype), transition.to(dtype), lengths)
     torch.testing.assert_close(found.double(), exact, rtol=1e-5, atol=0)
@@ -270,7 +280,7 @@ def test_nothing_of_the_size_of_all_pairs_at_all_steps_is_kept(route):
 def test_messages_give_the_marginals_and_the_prefixes(kind, spread):
     unary, transition, lengths = parts(kind, forbidden=0.15, seed=3)
     unary, transition = spread * unary, spread * transition
-    found = messages(unary, transition, lengths)
+    found = recursion.messages(Parts(unary, transition, lengths))
     values, marginals, _ = gradients(log_partition, unary, transition, lengths)
     weights = torch.arange(1.0, 5, dtype=torch.float64).reshape(-1, 1, 1)
     joint = found.log_forward + found.log_backward
@@ -289,12 +299,8 @@ def test_messages_give_the_marginals_and_the_prefixes(kind, spread):
 def test_a_wrong_shape_is_noticed():
     """Annotated shapes are checked at every call in the tests: see tests/conftest.py."""
     lengths = torch.tensor([3, 2])
-    unary = torch.zeros(2, 3, 4)
-    logs.log_partition(unary, torch.zeros(4, 4), lengths)
-    logs.log_partition(unary, torch.zeros(1, 2, 4, 4), lengths)
+    Parts(torch.zeros(2, 3, 4), torch.zeros(4, 4), lengths)
     with pytest.raises(TypeCheckError):
-        logs.log_partition(unary, torch.zeros(5, 5), lengths)
-    with pytest.raises(TypeCheckError):
-        logs.log_partition(unary, torch.zeros(4, 4), lengths[:1])
+        Parts(torch.zeros(2, 3, 4), torch.zeros(4, 4), lengths[:1])
     with pytest.raises(TypeCheckError):
         arborescences.max_marginals(torch.zeros(2, 3, 3), lengths, multiroot=True)

@@ -1,6 +1,7 @@
 """Draws from chains, exact and relaxed: their distribution by enumeration, their gradients."""
 
 import math
+from functools import partial
 
 import pytest
 import torch
@@ -8,8 +9,9 @@ from torch.testing import assert_close
 
 from rdpgraph import straight_through
 from rdpgraph.errors import ImpossibleEvidenceError, ModelError
-from rdpgraph.structures.chain import logs, recursion
-from rdpgraph.structures.chain.paths import conditionals, held, relaxed_by, traceback
+from rdpgraph.structures.chain import recursion
+from rdpgraph.structures.chain.parts import Parts
+from rdpgraph.structures.chain.paths import conditionals, relaxed_by, traceback
 from tests.structures.chain.enumeration import (
     KINDS,
     SHAPES,
@@ -42,16 +44,16 @@ def log_joint(parts, item):
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize(("states", "total"), SHAPES)
-@pytest.mark.parametrize("made_by", ["recursion", "logs"])
-def test_the_conditionals_multiply_to_the_joint_of_every_sequence(kind, states, total, made_by):
+@pytest.mark.parametrize("compiled", [True, False])
+def test_the_conditionals_multiply_to_the_joint_of_every_sequence(
+    kind, states, total, compiled, by_torch
+):
     parts = chains(kind, states=states, total=total)
     for item, length in enumerate(parts[2].tolist()):
-        one = item_of(*parts, item)
+        one = Parts(*item_of(*parts, item))
         listed, expected = log_joint(parts, item)
-        if made_by == "recursion":
-            messages = recursion.messages(*one).log_forward
-        else:
-            messages = logs.forward(*one)
+        forward = partial(recursion.forward, one)
+        messages = forward() if compiled else by_torch(forward)
         if expected is None:
             assert bool((messages[0, length - 1] == -math.inf).all())
             continue
@@ -62,7 +64,7 @@ def test_the_conditionals_multiply_to_the_joint_of_every_sequence(kind, states, 
             given = messages[:, step].expand(len(listed), 1, -1)
             if step + 1 < total:
                 given = conditionals(
-                    messages[:, step : step + 1], one[1], one[2], every[..., [step + 1]], first=step
+                    messages[:, step : step + 1], one, every[..., [step + 1]], first=step
                 )[:, :, 0]
             got += normalised(given)[:, 0].gather(1, listed[:, [step]]).squeeze(1)
         possible = expected > -math.inf
@@ -75,8 +77,8 @@ def test_a_traceback_takes_the_argmax_of_each_conditional_plus_noise(kind):
     parts = chains(kind, seed=1)
     batch, total, states = parts[0].shape
     noise = gumbel((6, batch, total, states), 0)
-    messages = logs.forward(*parts)
-    found = traceback(messages, parts[1], parts[2], count=6, noise=held(noise))
+    messages = recursion.forward(Parts(*parts))
+    found = traceback(messages, Parts(*parts), count=6, noise=noise)
     for item, length in enumerate(parts[2].tolist()):
         listed, log_p = log_joint(parts, item)
         assert bool((found[:, item, length:] == -1).all())
@@ -126,12 +128,12 @@ def test_draws_have_the_frequencies_of_the_model(kind):
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize(("states", "total"), SHAPES)
 @pytest.mark.parametrize("temperature", [1e-30, 0.7])
-def test_relaxed_draws_peak_where_exact_ones_are(kind, states, total, temperature, by_torch):
-    """Exact draws in torch are the argmaxes of the same noise."""
+def test_relaxed_draws_peak_where_exact_ones_are(kind, states, total, temperature):
+    """Exact draws are the argmaxes of the same noise."""
     parts, _ = possible_items(*chains(kind, seed=3, states=states, total=total))
-    model = chain_of(*parts)
-    hard = by_torch(lambda: model.sample(20, seeded(4)))
-    soft = model.rsample(20, temperature=temperature, generator=seeded(4))
+    noise, given = gumbel((20, *parts[0].shape), 4), Parts(*parts)
+    hard = traceback(recursion.forward(given), given, count=20, noise=noise)
+    soft = relaxed_by(given, temperature, noise)
     assert soft.shape == (20, *parts[0].shape)
     told = hard >= 0
     one_hot = torch.nn.functional.one_hot(hard.clamp(min=0), states) * told.unsqueeze(-1)
@@ -147,7 +149,7 @@ def test_relaxed_draws_are_the_softmax_of_conditionals_and_noise(kind):
     parts = chains(kind, seed=4)
     batch, total, states = parts[0].shape
     noise = gumbel((5, batch, total, states), 1)
-    found = relaxed_by(*parts, 0.5, noise)
+    found = relaxed_by(Parts(*parts), 0.5, noise)
     for item, length in enumerate(parts[2].tolist()):
         listed, log_p = log_joint(parts, item)
         if log_p is None:
@@ -167,9 +169,9 @@ def test_relaxed_draws_are_the_softmax_of_conditionals_and_noise(kind):
 def test_relaxed_draws_of_a_batch_are_those_of_its_items(kind):
     parts = chains(kind, seed=5)
     noise = gumbel((3, *parts[0].shape), 2)
-    whole = relaxed_by(*parts, 0.8, noise)
+    whole = relaxed_by(Parts(*parts), 0.8, noise)
     for item in range(len(parts[2])):
-        one = relaxed_by(*item_of(*parts, item), 0.8, noise[:, item : item + 1])
+        one = relaxed_by(Parts(*item_of(*parts, item)), 0.8, noise[:, item : item + 1])
         assert_close(whole[:, item], one[:, 0])
 
 
@@ -183,7 +185,7 @@ def test_the_gradient_of_relaxed_draws_with_the_noise_held_fixed(kind, zeros):
     def of(some_unary, some_transition):
         whole = [unary.masked_scatter(alive[0], some_unary)]
         whole.append(transition.masked_scatter(alive[1], some_transition))
-        return relaxed_by(*whole, lengths, 0.9, noise)
+        return relaxed_by(Parts(*whole, lengths), 0.9, noise)
 
     inputs = (unary[alive[0]].requires_grad_(), transition[alive[1]].requires_grad_())
     assert bool((of(*inputs) > 0).any())
@@ -213,7 +215,7 @@ def test_what_is_impossible_has_no_gradient_in_relaxed_draws(kind):
 @pytest.mark.parametrize("total", [0, 1, 4])
 def test_differentiable_forward_messages_are_the_filtered_distributions(kind, total):
     parts = chains(kind, seed=8, total=total)
-    found = logs.forward(*parts)
+    found = recursion.forward(Parts(*parts))
     for item, length in enumerate(parts[2].tolist()):
         assert bool((found[item, length:] == -math.inf).all())
         for step in range(length):
@@ -237,13 +239,16 @@ def test_forward_messages_keep_what_single_precision_cannot_scale(shared):
         transition = transition.expand(1, total - 1, 3, 3)
     lengths = torch.tensor([total])
     given = [unary.requires_grad_(), transition.clone().requires_grad_()]
-    single = logs.forward(*given, lengths)
+    single = recursion.forward(Parts(*given, lengths))
     double = [values.detach().double().requires_grad_() for values in given]
-    exact = logs.forward(*double, lengths)
+    exact = recursion.forward(Parts(*double, lengths))
     assert torch.equal(single > -math.inf, exact > -math.inf)
     assert_close(normalised(single), normalised(exact).float(), rtol=1e-5, atol=1e-4)
     noise = gumbel((3, *unary.shape), 4)
-    soft = [relaxed_by(*parts, lengths, 1.0, noise.to(parts[0].dtype)) for parts in (given, double)]
+    soft = [
+        relaxed_by(Parts(*parts, lengths), 1.0, noise.to(parts[0].dtype))
+        for parts in (given, double)
+    ]
     assert_close(soft[0], soft[1].float(), rtol=1e-3, atol=1e-4)
     weights = torch.randn(unary.shape, generator=seeded(7))
     gradients = [
@@ -255,17 +260,18 @@ def test_forward_messages_keep_what_single_precision_cannot_scale(shared):
 
 
 @pytest.mark.long
-def test_long_chains_in_single_precision(by_torch):
+def test_long_chains_in_single_precision():
     generator = seeded(8)
     unary = torch.randn(2, 3000, 4, generator=generator) * 3
     transition = torch.randn(4, 4, generator=generator)
     transition[0, 1] = -math.inf
     lengths = torch.tensor([3000, 2000])
     unary.requires_grad_()
-    model = chain_of(unary, transition, lengths)
-    soft = model.rsample(1, temperature=0.5, generator=seeded(9))
+    model, noise = chain_of(unary, transition, lengths), gumbel((1, *unary.shape), 9).float()
+    given = Parts(unary, transition, lengths)
+    soft = relaxed_by(given, 0.5, noise)
     states = straight_through(soft).argmax(-1)
-    drawn = by_torch(lambda: model.sample(1, seeded(9)))
+    drawn = traceback(recursion.forward(given), given, count=1, noise=noise)
     assert torch.equal(states[..., :2000], drawn[..., :2000])
     assert bool((model.score(states) > -math.inf).all())
     (gradient,) = torch.autograd.grad((soft * soft).sum(), unary)

@@ -1,0 +1,152 @@
+"""Chains as tensors with one batch dim, and the log-values of some pairs of their states."""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Generic, TypeAlias, TypeVar
+
+import torch
+from torch import Tensor
+
+from rdpgraph._core import tuning
+from rdpgraph._core.types import Lengths, Unary
+from rdpgraph.errors import BudgetError
+from rdpgraph.logspace.logmatrix import log_products
+from rdpgraph.model.potentials.lowrank import LowRank, rows_of
+from rdpgraph.model.potentials.operators import PairOperator
+from rdpgraph.model.potentials.potential import Potential
+
+Link = TypeVar("Link", bound=Tensor | LowRank | PairOperator, covariant=True)
+
+
+@dataclass(frozen=True, eq=False)
+class Parts(Generic[Link]):
+    """Chains as tensors, batch dims flattened."""
+
+    unary: Unary  # (B, T, N) log-potentials in nats; -inf allowed
+    # [from, to] (N, N), or (1 or B, T - 1, N, N) per step; or a potential whose tensors have that
+    # lead or none.
+    transition: Link
+    lengths: Lengths  # (B,) int64, 0 to T
+
+    @staticmethod
+    def of(unary: Tensor, given: Tensor | Potential, lengths: Tensor) -> "ChainTensors":
+        """Flatten (*batch, T, N), a transition that broadcasts to that batch, and lengths (B,)."""
+        *batch, total, states = unary.shape
+        transition = flattened(table_of(given), batch)
+        if len(batch) != 1:
+            unary = unary.reshape([math.prod(batch), total, states])
+        if unary.dtype != transition.dtype:
+            dtype = torch.promote_types(unary.dtype, transition.dtype)
+            unary, transition = unary.to(dtype), transition.to(dtype)
+        return Parts(unary, transition, lengths)
+
+    @staticmethod
+    def of_potential(
+        unary: Tensor, given: LowRank | PairOperator, lengths: Tensor
+    ) -> "Parts[LowRank | PairOperator]":
+        """Flatten (*batch, T, N), and take parameters and potentials to one type."""
+        *batch, total, states = unary.shape
+        dtype = torch.promote_types(unary.dtype, given.dtype)
+        flat = unary.reshape([math.prod(batch), total, states]).to(dtype)
+        lead = given.lead(2)
+
+        def side(values: Tensor) -> Tensor:
+            ends = values.shape[values.ndim - 2 :]
+            if not lead or values.ndim == 2:
+                return values.to(dtype)
+            if math.prod(values.shape[:-2]) == 1:
+                return values.reshape(ends).to(dtype)
+            each = values.expand(*values.shape[:-3], total - 1, *ends)
+            return flattened(each, batch).to(dtype)
+
+        return Parts(flat, given.replaced([*map(side, given.tensors)]), lengths)
+
+    def double(self) -> "Parts[Tensor | LowRank | PairOperator]":
+        """The same in float64."""
+        sides = [part.double() for part in sides_of(self.transition)]
+        return Parts(self.unary.double(), replaced(self.transition, sides), self.lengths)
+
+
+ChainTensors: TypeAlias = Parts[Tensor]
+AnyChain: TypeAlias = Parts[Tensor | LowRank | PairOperator]
+
+
+def sides_of(transition: Tensor | LowRank | PairOperator) -> tuple[Tensor, ...]:
+    """The tensors of a transition."""
+    return (transition,) if isinstance(transition, Tensor) else transition.tensors
+
+
+def replaced(
+    transition: Tensor | LowRank | PairOperator, sides: Sequence[Tensor]
+) -> Tensor | LowRank | PairOperator:
+    """The same kind of transition with other tensors."""
+    return sides[0] if isinstance(transition, Tensor) else transition.replaced(sides)
+
+
+def flattened(transition: Tensor, batch: Sequence[int]) -> Tensor:
+    """(N, N) as it is; (*batch, T - 1, N, N) with one batch dim, of size 1 where items share it."""
+    if transition.ndim == 2:
+        return transition
+    lead, ends = transition.shape[:-3], transition.shape[-3:]
+    lead = lead if math.prod(lead) == 1 else batch
+    return transition.expand(*lead, *ends).reshape(math.prod(lead), *ends)
+
+
+def table_of(transition: Tensor | Potential, *, of: str = "Chain") -> Tensor:
+    """A transition as a tensor; `BudgetError` above `tuning.MOST_TABULATED` entries."""
+    if isinstance(transition, Tensor):
+        return transition
+    entries = math.prod(transition.shape)
+    if entries > tuning.MOST_TABULATED:
+        raise BudgetError(
+            f"{of}'s transition, a {type(transition).__name__}, has {entries:,} entries and at "
+            f"most {tuning.MOST_TABULATED:,} are written out; ask a question that needs no table, "
+            "or give infer an estimator that keeps a few states."
+        )
+    return transition.table(2)
+
+
+# ---- values of some pairs ----
+
+
+def between(transition: Tensor | Potential, before: Tensor, after: Tensor) -> Tensor:
+    """(*lead, B, T - 1) the log-values (nats) of states and the next ones; differentiable.
+
+    A potential's states have dims (*lead, *batch, T - 1).
+    """
+    if not before.shape[-1]:
+        return torch.zeros(before.shape, device=before.device)
+    if isinstance(transition, Potential):
+        return transition.evaluate([before.unsqueeze(-1), after.unsqueeze(-1)])[..., 0, 0]
+    if transition.ndim == 2:
+        return transition[before, after]
+    return transition[*_places(transition, before), before, after]
+
+
+def columns(transition: Tensor | LowRank | PairOperator, after: Tensor, *, first: int) -> Tensor:
+    """(count, B, S, N) log-values from every state to one at the next step; differentiable.
+
+    Given the states (count, B, S) after S steps from ``first`` on.
+    """
+    if isinstance(transition, Tensor):
+        if transition.ndim == 2:
+            turned = transition.mT.contiguous()
+            return turned.index_select(0, after.reshape(-1)).unflatten(0, after.shape)
+        return transition.mT[*_places(transition, after, first), after]
+    here = slice(first, first + after.shape[2])
+    sides = [x[:, here] if x.ndim > 3 else x for x in sides_of(transition)]
+    if isinstance(transition, LowRank):
+        rows = rows_of(sides[1], after.movedim(0, -1))  # the draws of a step by one product
+        return log_products(rows, sides[0]).movedim(2, 0)
+    transition = transition.replaced(sides)
+    every = torch.arange(transition.shape[-1], device=after.device)
+    return transition.evaluate([every, after.unsqueeze(-1)])[..., 0]
+
+
+def _places(side: Tensor, states: Tensor, first: int = 0) -> tuple[Tensor | int, Tensor]:
+    """Items and steps of states (..., B, S), to index a table per step."""
+    batch, steps = states.shape[-2:]
+    items = torch.arange(batch, device=states.device).unsqueeze(1) if len(side) != 1 else 0
+    numbers = torch.arange(first, first + steps, device=states.device)
+    return items, numbers.clamp(max=side.shape[1] - 1)  # one for all steps of an item
