@@ -207,28 +207,6 @@ class _Refused(torch.autograd.Function):
         raise UnsupportedError(ctx.why)
 
 
-def once(values: Tensor, why: str) -> Tensor:
-    """The same values, differentiable once: a gradient of their gradient is an error."""
-    if not values.requires_grad or not torch.is_grad_enabled():
-        return values
-    guarded: Tensor = _Once.apply(values, why)  # pyright: ignore
-    return guarded
-
-
-class _Once(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, values: Tensor, why: str) -> Tensor:
-        ctx.why = why
-        ctx.save_for_backward(values)
-        return values.view_as(values)
-
-    @staticmethod
-    def backward(ctx: Any, *gradients: Tensor) -> Any:
-        if not torch.is_grad_enabled():
-            return gradients[0], None
-        return refused(gradients[0], ctx.why, *ctx.saved_tensors), None
-
-
 def is_transformed(*gradients: Tensor | None) -> bool:
     """Return whether forward mode or `torch.func` is active, which pass by hand-written backwards.
 

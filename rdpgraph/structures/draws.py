@@ -15,8 +15,6 @@ from rdpgraph.model.graph import FactorGraph
 
 Pick = Callable[[Tensor], Tensor]
 """Chooses an entry of each row of log-values (Q, M), as (Q,)."""
-Noise = Callable[[int, int], Tensor]
-"""Noise (steps, ...) of a number of steps, given that and the index of the last, which is first."""
 
 
 def checked_count(count: int, shape: Sequence[int] = ()) -> int:

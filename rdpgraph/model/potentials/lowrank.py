@@ -11,6 +11,7 @@ from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
 from rdpgraph._core import tuning
+from rdpgraph._core.cache import differentiable_property
 from rdpgraph._core.numbers import are_finite, flushed
 from rdpgraph._core.types import ArrayLike, broadcast_shapes
 from rdpgraph.errors import BudgetError, ModelError
@@ -215,6 +216,19 @@ class LowRank(Stored):
     def replaced(self, tensors: Sequence[Tensor]) -> "LowRank":
         """The same with other log-factors."""
         return LowRank(*tensors)
+
+    def turned(self) -> "LowRank":
+        """The same with both slots exchanged."""
+        return LowRank(self.log_right, self.log_left)
+
+    def sums(self, rows: Tensor) -> Tensor:
+        """``logsumexp_i(rows_i + value_ij)``, (*lead, N) as (*lead, M), in O((N + M) r)."""
+        return _through(self.log_left, self.log_right, rows)
+
+    @differentiable_property
+    def from_ranks(self) -> LogMatrix:
+        """(*lead, N, r) the factors of the first slot, for products with logs of ranks."""
+        return LogMatrix.of(self.log_left)
 
     @property
     def rank(self) -> int:

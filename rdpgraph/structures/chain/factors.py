@@ -47,13 +47,3 @@ def held(values: Tensor, lengths: Tensor, *, best: bool) -> Tensor:
 def peak(logs: Tensor, dims: tuple[int, ...]) -> Tensor:
     """The maxima over some dims, kept at size 1; 0 where all is -inf."""
     return finite(logs.amax(dims, keepdim=True))
-
-
-def step_of(matrix: Tensor, step: int) -> Tensor:
-    """The matrix from step to step + 1: (N, N) or (1 or B, N, N)."""
-    return matrix if matrix.ndim == 2 else matrix[:, step]
-
-
-def steps_of(matrix: Tensor, count: int) -> Sequence[Tensor]:
-    """`step_of` for all steps, by one unbinding: the gradient of a slice is as large as all."""
-    return [matrix] * count if matrix.ndim == 2 else matrix.unbind(1)

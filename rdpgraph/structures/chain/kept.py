@@ -76,12 +76,6 @@ def log_masses(
     return torch.where(_dead(ahead), -math.inf, masses)
 
 
-def chances(log_masses: Tensor) -> Tensor:
-    """Probabilities of the states of each step, from log-masses; 0 where nothing is possible."""
-    dead = _dead(log_masses)
-    return torch.where(dead, 0.0, torch.where(dead, 0.0, log_masses).softmax(-1))
-
-
 def _one_step_on(
     transition: Tensor | Potential, states: Tensor, before: Tensor, after: Tensor, size: int
 ) -> tuple[Tensor, Tensor]:
@@ -136,18 +130,11 @@ def _whole_sums(potential: Potential, before: Tensor, after: Tensor) -> tuple[Te
 
     The logs are (*lead, T - 1, N), -inf at states that are not kept.
     """
-    if isinstance(potential, PairOperator):
+    if isinstance(potential, LowRank | PairOperator):
         potential = potential.replaced([part.to(before) for part in potential.tensors])
         forth = potential.sums(before.flatten(0, -2))
         back = potential.turned().sums(after.flatten(0, -2))
         return forth.reshape(before.shape), back.reshape(after.shape)
-    if isinstance(potential, LowRank):
-        left, right = (
-            LogMatrix.of(side.reshape(side.shape[-2:]).mT.to(before))
-            for side in (potential.log_left, potential.log_right)
-        )
-        forth = right.times_columns(left.times(before))
-        return forth, left.times_columns(right.times(after))
     table = potential.table(2).to(before)
     matrix = LogMatrix.of(table.reshape(table.shape[-2:]))
     return matrix.times_columns(before), matrix.times(after)

@@ -369,7 +369,7 @@ class Chain(Structure):
 
     def _marginals_given(self, states: Tensor, log_weights: Tensor) -> Tensor:
         """(*replicates, *batch, T, N) the probabilities in proportion to these masses."""
-        return kept.chances(self._log_masses(states, log_weights))
+        return recursion.probabilities(self._log_masses(states, log_weights))
 
     def factor_graph(self) -> FactorGraph:
         """The chain as a graph over ``site``, (T,); sites beyond the length are in state 0."""

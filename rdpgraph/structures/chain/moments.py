@@ -67,7 +67,7 @@ def _entropy(parts: AnyChain, base: Tensor) -> Tensor:
         scores[1:] = [torch.zeros_like(values) for values in scores[1:]]
     log_z, means = bound.mean_score(scores)
     if by_pairs:
-        means = means + _pair_means(wide)
+        means = means + _pair_means(parts).double()
     return torch.where(log_z > -math.inf, log_z - means, 0.0).to(parts.unary)
 
 
@@ -98,10 +98,14 @@ def _pair_means(parts: AnyChain) -> Tensor:
     assert isinstance(link, LowRank | Banded)
     if total < 2:
         return unary.new_zeros(len(unary))
-    before = recursion.forward(parts)[:, :-1]
-    chances = rules.bound(parts, alike=False).marginals()["unary"][:, 1:]
+    sent = recursion.forward(parts)
+    if isinstance(link, LowRank):
+        chances = recursion.probabilities(sent + recursion.backward(parts))
+    else:
+        chances = rules.bound(parts, alike=False).marginals()["unary"]
+    before, chances = sent[:, :-1], chances[:, 1:]
     every = torch.arange(states, device=unary.device)
-    lead = link.lead(2)
+    lead, sums = link.lead(2), link.sums(before)
 
     def means(some: Tensor) -> Tensor:
         values = link.evaluate([every, some]).mT
@@ -111,11 +115,11 @@ def _pair_means(parts: AnyChain) -> Tensor:
         least = torch.where(least < math.inf, least, 0.0) - 1.0
         logs = torch.where(possible, values - least, 1.0).log()
         rows = before.unsqueeze(2) if lead else before
-        sums, scored = LogMatrix.of(values).times(rows), LogMatrix.of(values + logs).times(rows)
-        reached = sums.detach() > -math.inf
-        ratio = torch.where(reached, scored, 0.0) - torch.where(reached, sums, 0.0)
+        scored = LogMatrix.of(values + logs).times(rows)
+        scored, whole = scored.squeeze(2) if lead else scored, sums[..., some]
+        reached = whole.detach() > -math.inf
+        ratio = torch.where(reached, scored, 0.0) - torch.where(reached, whole, 0.0)
         mean = torch.where(reached, least + ratio.exp(), 0.0)
-        mean = mean.squeeze(2) if lead else mean
         return (mean * chances[..., some]).sum((1, 2))
 
     width = tuning.per_block(states * max(1, math.prod(lead)), tuning.LARGE_BLOCK)

@@ -11,7 +11,6 @@ from torch import Tensor
 from rdpgraph._core import tuning
 from rdpgraph._core.types import Lengths, Unary
 from rdpgraph.errors import BudgetError
-from rdpgraph.logspace.logmatrix import log_products
 from rdpgraph.model.potentials.lowrank import LowRank, rows_of
 from rdpgraph.model.potentials.operators import PairOperator
 from rdpgraph.model.potentials.potential import Potential
@@ -138,7 +137,8 @@ def columns(transition: Tensor | LowRank | PairOperator, after: Tensor, *, first
     sides = [x[:, here] if x.ndim > 3 else x for x in sides_of(transition)]
     if isinstance(transition, LowRank):
         rows = rows_of(sides[1], after.movedim(0, -1))  # the draws of a step by one product
-        return log_products(rows, sides[0]).movedim(2, 0)
+        low = transition if sides[0].ndim == 2 else LowRank(*sides)
+        return low.from_ranks.times(rows).movedim(2, 0)
     transition = transition.replaced(sides)
     every = torch.arange(transition.shape[-1], device=after.device)
     return transition.evaluate([every, after.unsqueeze(-1)])[..., 0]

@@ -9,7 +9,6 @@ from torch import Tensor
 from rdpgraph._core import tuning
 from rdpgraph._core.compiler import opaque
 from rdpgraph._core.types import LogZ, Unary
-from rdpgraph.logspace.logmatrix import finite, soft_sum
 from rdpgraph.model.potentials.lowrank import LowRank
 from rdpgraph.structures.chain import rules
 from rdpgraph.structures.chain.factors import inside, masked, peak
@@ -20,8 +19,8 @@ from rdpgraph.structures.chain.parts import AnyChain, Parts, replaced, sides_of
 class ChainMessages:
     """Forward and backward messages of chains, in nats; -inf beyond the length."""
 
-    # (B, T, N) log-probability of the state given the prefix that ends there, its unary included;
-    # -inf where that prefix is impossible.
+    # (B, T, N) log-probability of the state given the prefix that ends there, its unary included,
+    # up to a constant in each row; -inf where that prefix is impossible.
     log_forward: Tensor
     # (B, T, N) log of the sum over suffixes after the step, its maximum 0; -inf if impossible.
     log_backward: Tensor
@@ -63,7 +62,7 @@ def _is_for_host(parts: AnyChain) -> bool:
 def forward(parts: AnyChain, *, best: bool = False) -> Unary:
     """(B, T, N) the forward messages; differentiable.
 
-    Each row sums to 1; or they are the best scores of prefixes, in float64.
+    Up to a constant in each row; or they are the best scores of prefixes, in float64.
     """
     unary, lengths = parts.unary, parts.lengths
     if not unary.numel():
@@ -71,8 +70,6 @@ def forward(parts: AnyChain, *, best: bool = False) -> Unary:
     # Of full length each row of an item is there, whatever lies beyond its own.
     full = torch.full_like(lengths, unary.shape[1])
     sums = rules.bound(Parts(masked(unary, lengths), parts.transition, full)).rows("a", best=best)
-    if not best:
-        sums = sums - finite(soft_sum(sums, 2)).unsqueeze(2)
     return torch.where(inside(lengths, unary.shape[1]).unsqueeze(2), sums, -math.inf)
 
 
@@ -118,6 +115,10 @@ def messages(parts: AnyChain) -> ChainMessages:
 
 def filtered(parts: AnyChain) -> Unary:
     """(B, T, N) probabilities of the state given the prefix; differentiable; 0 if impossible."""
-    sent = forward(parts)
-    alive = (sent.detach() > -math.inf).any(-1, keepdim=True)
-    return torch.where(alive, torch.where(alive, sent, 0.0).softmax(-1), 0.0)
+    return probabilities(forward(parts))
+
+
+def probabilities(logs: Tensor) -> Tensor:
+    """Exponentials in rows that sum to 1, or to 0 where all is impossible; differentiable."""
+    alive = (logs.detach() > -math.inf).any(-1, keepdim=True)
+    return torch.where(alive, torch.where(alive, logs, 0.0).softmax(-1), 0.0)
