@@ -65,6 +65,45 @@ def test_one_pass_of_sums_has_the_answers_of_each_alone(name, by_torch):
     by_torch(check)
 
 
+@pytest.mark.parametrize("best", [True, False])
+@pytest.mark.parametrize("name", ["one label", "two labels"])
+def test_rows_of_a_table_are_sums_over_prefixes(name, best, by_torch):
+    """A table's cells at each step, up to a shift, and their derivatives of both orders."""
+    generator = torch.Generator().manual_seed(0)
+    unary, links = logs(generator, 2, 4, 6, hard=0.1), logs(generator, 2, 6, 6, hard=0.1)
+    cells = [unary[:, 0]]
+    for step in range(1, 4):
+        pairs = cells[-1].unsqueeze(2) + links
+        cells.append((pairs.amax(1) if best else pairs.logsumexp(1)) + unary[:, step])
+    expected = torch.stack(cells, 1)
+
+    def rows(sites, transition):
+        if name == "two labels":
+            made = written.Squares(sites.unflatten(2, (2, 3)), transition.view(2, 2, 3, 2, 3))
+        else:
+            made = written.Chain(sites, transition)
+        found = made.rows("a", best=best)
+        return found if best else found.softmax(2)
+
+    def check():
+        close(rows(unary, links), expected if best else expected.softmax(2))
+        inputs = [part.nan_to_num(neginf=0.5).requires_grad_() for part in (unary, links)]
+        assert torch.autograd.gradcheck(rows, inputs, fast_mode=True)
+        assert best or torch.autograd.gradgradcheck(rows, inputs, fast_mode=True)
+
+    check()
+    by_torch(check)
+
+
+def test_an_array_without_entries_has_no_largest_score(by_torch):
+    """Of one step, where an input of the steps between has none."""
+    sites = logs(torch.Generator().manual_seed(0), 2, 1, 3)
+    chain = written.Steps(sites, sites.new_zeros(0, 3, 3))
+    for found in (chain.max_marginals(), by_torch(chain.max_marginals)):
+        assert found["transition"].shape == (2, 0, 3, 3)
+        close(found["sites"], sites)
+
+
 @pytest.mark.parametrize("name", NAMES)
 def test_an_item_has_the_answers_that_it_has_alone(name):
     recurrence = small(name, 0.2)

@@ -24,6 +24,18 @@ class Steps(Chain):
     """
 
 
+class Squares(Recurrence):
+    """A chain whose states are pairs of labels."""
+
+    sites, transition = Input("T A B"), Input("A B A B")
+    lengths = Lengths("T")
+    rules = """
+        a[0, i, b] += sites[0, i, b]
+        a[t, i, b] += a[t-1, j, c] * transition[j, c, i, b] * sites[t, i, b]
+        goal       += a[lengths-1, i, b]
+    """
+
+
 class LowRankChain(Recurrence):
     sites, left, right, lengths = Input("T N"), Input("N R"), Input("R N"), Lengths("T")
     rules = """

@@ -245,6 +245,17 @@ def test_answers_of_each_step_are_those_of_tables(kind, route, by_torch):
     torch.testing.assert_close(found[0], each)
 
 
+def test_the_k_best_are_all_there_where_all_tie():
+    """Each state is among the best: none may be left out."""
+    nothing = torch.zeros(4, 1)
+    for rest in (rg.LowRank(nothing, nothing), rg.LowRank(nothing, nothing + 1)):
+        chain = rg.Chain(torch.zeros(2, 3, 4), rg.Banded(nothing - math.inf, (0,), rest))
+        best = chain.k_best(70)
+        assert len({tuple(row) for row in best.states[:64, 1].tolist()}) == 64
+        assert bool((best.states[64:] == -1).all())
+        torch.testing.assert_close(best.scores[:64], chain.score(best.states[:64]))
+
+
 def test_rates_of_recombination_are_learned():
     """A chain that copies, as Li and Stephens wrote it: stay, or jump to any haplotype."""
     unary, rates = draw(6, 5), torch.rand(5, generator=torch.Generator().manual_seed(1)).double()
