@@ -161,8 +161,10 @@ class _WithGradient(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> Any:
         first, unrolled = ctx.functions
-        if torch.is_grad_enabled():
-            return None, *regradient(unrolled, ctx.saved_tensors, *gradients), None, None
+        entries = ctx.saved_tensors  # refused if they have been changed
+        if torch.is_grad_enabled() or is_transformed(*gradients):
+            with torch.enable_grad():
+                return None, *regradient(unrolled, entries, *gradients), None, None
         return None, first(*gradients), None, None
 
 

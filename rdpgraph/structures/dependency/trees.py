@@ -3,15 +3,13 @@
 import math
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any
 
 import torch
 from torch import Tensor
-from torch.autograd import Function
 
 from rdpgraph._core import tuning
 from rdpgraph._core.types import Arcs, Lengths, LogZ
-from rdpgraph.logspace.gradients import by_autograd, is_transformed, regradient
+from rdpgraph.logspace.gradients import by_autograd, is_transformed, with_gradient
 from rdpgraph.logspace.logmatrix import soft_sum
 from rdpgraph.model.soundness import require_possible
 from rdpgraph.native import library
@@ -103,45 +101,32 @@ def log_partition(unary: Arcs, lengths: Lengths, *, multiroot: bool) -> LogZ:
     here = unary.is_cpu and unary.numel() > 0 and not is_transformed()
     if not here or not library.available(torch.float64, "trees"):
         return in_logs(unary, lengths, multiroot=multiroot)
-    made: Any = _LogSum.apply(unary.double().contiguous(), lengths.contiguous(), multiroot)
-    log_z: Tensor = made.to(unary.dtype)
+    made = _compiled(unary.double(), lengths.contiguous(), multiroot=multiroot)
+    log_z = made.to(unary.dtype)
     rows = log_z.detach().isnan().nonzero().squeeze(1)
     if not len(rows):
         return log_z
     return log_z.index_copy(0, rows, in_logs(unary[rows], lengths[rows], multiroot=multiroot))
 
 
-class _LogSum(Function):
+def _compiled(unary: Tensor, lengths: Tensor, *, multiroot: bool) -> Tensor:
     """Log Z in doubles; NaN where weights may underflow."""
+    known = unary.detach().contiguous()
+    weights, log_z = torch.empty_like(known), known.new_empty(len(known))
+    parts = known, lengths, weights, log_z
+    threads = library.threads(known.numel() * known.shape[1], len(known))
+    sizes = *known.shape[:2], multiroot, threads
+    library.function("tree_sums")(*[part.data_ptr() for part in parts], *sizes)
 
-    @staticmethod
-    def forward(ctx: Any, unary: Tensor, lengths: Tensor, multiroot: bool) -> Tensor:  # noqa: FBT001
-        weights, log_z = torch.empty_like(unary), unary.new_empty(len(unary))
-        parts = unary, lengths, weights, log_z
-        library.function("tree_sums")(
-            *[part.data_ptr() for part in parts], *unary.shape[:2], multiroot, _threads(unary)
-        )
-        ctx.save_for_backward(unary)
-        ctx.parts, ctx.multiroot = (lengths, weights, log_z.clone()), multiroot
-        return log_z
+    def gradient(above: Tensor) -> Tensor:
+        result, above = torch.zeros_like(known), above.contiguous()
+        pointers = [part.data_ptr() for part in (*parts, above, result)]
+        library.function("tree_gradient")(*pointers, *sizes)
+        return result
 
-    @staticmethod
-    def backward(ctx: Any, *gradients: Tensor) -> Any:
-        (unary,), (lengths, weights, log_z), (gradient,) = ctx.saved_tensors, ctx.parts, gradients
-        if torch.is_grad_enabled() or is_transformed(gradient):
-            again = partial(in_logs, lengths=lengths, multiroot=ctx.multiroot)
-            with torch.enable_grad():
-                return *regradient(again, (unary,), gradient), None, None
-        result, gradient = torch.zeros_like(unary), gradient.contiguous()
-        parts = unary, lengths, weights, log_z, gradient, result
-        library.function("tree_gradient")(
-            *[part.data_ptr() for part in parts], *unary.shape[:2], ctx.multiroot, _threads(unary)
-        )
-        return result, None, None
-
-
-def _threads(unary: Tensor) -> int:
-    return library.threads(unary.numel() * unary.shape[1], len(unary))
+    return with_gradient(
+        log_z, unary, gradient, partial(in_logs, lengths=lengths, multiroot=multiroot)
+    )
 
 
 def in_logs(unary: Arcs, lengths: Lengths, *, multiroot: bool) -> LogZ:

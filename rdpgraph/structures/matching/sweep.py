@@ -14,20 +14,18 @@ through the tables, and the same steps give sums, maxima and draws.
 import functools
 import math
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
 from weakref import WeakKeyDictionary
 
 import numpy as np
 import torch
 from torch import Tensor
-from torch.autograd import Function
 from torch.utils.checkpoint import checkpoint
 
 from rdpgraph._core import tuning
 from rdpgraph._core.cache import cached_property
-from rdpgraph.logspace.gradients import is_transformed, regradient
+from rdpgraph.logspace.gradients import is_transformed, with_gradient
 from rdpgraph.logspace.logmatrix import soft_sum
 from rdpgraph.native import library
 from rdpgraph.structures.draws import Pick
@@ -324,7 +322,7 @@ class MatchingSweep:
 
         choices = self.choices(entries)
         if library.available(torch.float64, "matchings") and not is_transformed():
-            return _LogSums.apply(choices, self)  # pyright: ignore[reportReturnType]
+            return self._compiled(choices, part)
         count = max(1, int(tuning.MATCHING_PART // self.entries))
         if count >= len(choices):
             return part(choices)
@@ -332,6 +330,19 @@ class MatchingSweep:
         if not (choices.requires_grad and torch.is_grad_enabled()):
             return torch.cat([part(each) for each in parts])
         return torch.cat([checkpoint(part, each, use_reentrant=False) for each in parts])
+
+    def _compiled(self, choices: Tensor, by_torch: Callable[[Tensor], Tensor]) -> Tensor:
+        """`log_sums` by compiled code; torch takes their second derivatives."""
+        known = choices.detach().contiguous()
+        log_z = known.new_empty(len(known))
+        _call("matching_sums", self, known, log_z)
+
+        def gradient(above: Tensor) -> Tensor:
+            result = torch.zeros_like(known)
+            _call("matching_gradient", self, known, above.contiguous(), result)
+            return result
+
+        return with_gradient(log_z, choices, gradient, by_torch)
 
     @cached_property
     def program(self) -> Tensor:
@@ -391,29 +402,6 @@ def _largest_by(values: Tensor, groups: Tensor, count: int) -> Tensor:
     flat = values.flatten(1)
     start = flat.new_full((len(flat), count), -math.inf)
     return start.scatter_reduce(1, groups.flatten().expand_as(flat), flat, "amax")
-
-
-class _LogSums(Function):
-    """Sums by compiled code, as `MatchingSweep.log_sums`; torch takes their second derivatives."""
-
-    @staticmethod
-    def forward(ctx: Any, choices: Tensor, sweep: MatchingSweep) -> Tensor:
-        log_z, choices = choices.new_empty(len(choices)), choices.contiguous()
-        ctx.save_for_backward(choices)
-        ctx.sweep = sweep
-        _call("matching_sums", sweep, choices, log_z)
-        return log_z
-
-    @staticmethod
-    def backward(ctx: Any, *gradients: Tensor) -> Any:
-        (choices,), (gradient,) = ctx.saved_tensors, gradients
-        if torch.is_grad_enabled() or is_transformed(gradient):
-            with torch.enable_grad():
-                again = ctx.sweep.tables
-                return *regradient(lambda c: again(c, 1.0)[-1][:, 0], (choices,), gradient), None
-        result = torch.zeros_like(choices)
-        _call("matching_gradient", ctx.sweep, choices, gradient.contiguous(), result)
-        return result, None
 
 
 def _call(name: str, sweep: MatchingSweep, choices: Tensor, *others: Tensor) -> None:

@@ -2,7 +2,7 @@
 
 import itertools
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -12,7 +12,7 @@ from torch import Tensor
 from rdpgraph._core import tuning
 from rdpgraph._core.masked import filled
 from rdpgraph.errors import BudgetError, EvidenceError, ModelError
-from rdpgraph.logspace.gradients import is_transformed, regradient
+from rdpgraph.logspace.gradients import is_transformed, with_gradient
 from rdpgraph.logspace.logmatrix import safe_log, soft_sum
 from rdpgraph.model.potentials.potential import WHOLE
 from rdpgraph.model.potentials.table import converted
@@ -146,7 +146,7 @@ def log_cosets(
     if not _fits(parities, unary):
         return _numbered(by_logs(program, unary.double(), syndrome)[0], program)
     weights, missing = linear(unary, program.merges if compiled else (), zeros)
-    values: Any = (_Sums.apply if compiled else by_masses)(weights, syndrome, program)
+    values = (_compiled if compiled else by_masses)(weights, syndrome, program)
     return _numbered(values + missing.unsqueeze(-1), program)
 
 
@@ -160,33 +160,18 @@ def _numbered(logs: Tensor, program: ParityProgram) -> Tensor:
     return logs[:, source]
 
 
-class _Sums(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, weights: Tensor, syndrome: Tensor, program: ParityProgram) -> Tensor:
-        out = weights.new_empty(len(syndrome), 2 ** len(program.bits))
-        _call("sums", program, weights, syndrome, out, out.shape[1])
-        ctx.save_for_backward(weights, syndrome)
-        ctx.program = program
-        return out
+def _compiled(weights: Tensor, syndrome: Tensor, program: ParityProgram) -> Tensor:
+    """`by_masses` by compiled code."""
+    known = weights.detach().contiguous()
+    out = known.new_empty(len(syndrome), 2 ** len(program.bits))
+    _call("sums", program, known, syndrome, out, out.shape[1])
 
-    @staticmethod
-    def backward(ctx: Any, *gradients: Tensor) -> Any:
-        (pull,) = gradients
-        weights, syndrome = ctx.saved_tensors
-        if torch.is_grad_enabled():
-            return *regradient(_again(ctx.program, syndrome), [weights], pull), None, None
-        values = weights.detach().contiguous()
-        grads = torch.zeros_like(values)
-        pull = pull.double().contiguous()
-        _call("gradient", ctx.program, values, syndrome, pull, pull.shape[1], grads=grads)
-        return grads, None, None
+    def gradient(above: Tensor) -> Tensor:
+        grads, above = torch.zeros_like(known), above.double().contiguous()
+        _call("gradient", program, known, syndrome, above, above.shape[1], grads=grads)
+        return grads
 
-
-def _again(program: ParityProgram, syndrome: Tensor) -> Callable[[Tensor], Tensor]:
-    def function(weights: Tensor) -> Tensor:
-        return by_masses(weights, syndrome, program)
-
-    return function
+    return with_gradient(out, weights, gradient, lambda w: by_masses(w, syndrome, program))
 
 
 def _call(
