@@ -160,6 +160,20 @@ def test_the_best_states_of_some_variables_have_the_mass_and_bound_told(route):
     close(torch.where(found.optimal, own, best), best)
 
 
+@pytest.mark.parametrize("route", ["cycles", "portfolio of cycles"])
+def test_the_status_of_several_answers_names_what_gave_each(route):
+    _, posterior = made(route)
+    each = {name: posterior.status_of(name) for name in ("log_partition", "marginals")}
+    told, methods = posterior.status, {one.method for one in each.values()}
+    assert told.exact == all(one.exact for one in each.values())
+    assert told.converged == all(one.converged for one in each.values())
+    if len(methods) == 1:
+        assert (told.method, told.route) == (*methods, each["marginals"].route)
+    else:
+        assert told.method == told.route
+        assert all(one.method in told.method for one in each.values())
+
+
 @pytest.mark.parametrize("seconds", [1e-9, 1e-4])
 def test_a_search_without_time_has_a_possible_configuration(seconds):
     graph, _ = made("cycles")

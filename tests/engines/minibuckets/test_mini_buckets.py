@@ -17,6 +17,7 @@ from rdpgraph.engines.minibuckets import estimate, population
 from rdpgraph.engines.minibuckets.population import Grown, grown, thinned
 from rdpgraph.engines.reduction.network import reduce_graph
 from rdpgraph.engines.reduction.tables import Stack, Tables, tables_of
+from rdpgraph.engines.trws.bound import log_power_sum
 from rdpgraph.errors import BudgetError, ModelError, UnsupportedError
 from rdpgraph.estimate.proposals import log_likely
 from rdpgraph.plan import clock
@@ -478,6 +479,29 @@ def test_what_nothing_confirms_is_known_by_its_bounds_alone(seed):
     assert abs(log_z - exact) <= error
     low, high = posterior.replicates.interval(0.95)
     assert float(low) <= exact <= float(high)
+
+
+@pytest.mark.parametrize("height", [0.0, 1e3, -1e8])
+def test_log_sums_at_any_temperature_are_rounded_upwards(height):
+    """Against more digits, and by no more than a few roundings of numbers of this size."""
+    draw = np.random.default_rng(0)
+    for states in (1, 3, 1000):
+        values = height + draw.normal(size=(200, states))
+        values[::7, 0] = -np.inf
+        temperatures = draw.uniform(0.1, 2.0, size=200)
+        more, by = values.astype(np.longdouble), temperatures.astype(np.longdouble)[:, None]
+        peak = np.where(more.max(1) > -np.inf, more.max(1), 0)[:, None]
+        with np.errstate(divide="ignore"):
+            sums = by * np.log(np.exp((more - peak) / by).sum(1, keepdims=True))
+            expected = (peak + sums)[:, 0]
+            found = log_power_sum(values, temperatures)
+        alive = expected > -np.inf
+        assert (found[~alive] == -np.inf).all()
+        assert (found[alive] >= expected[alive]).all()
+        size = 1.0 + np.abs(expected[alive]) + temperatures[alive] * states
+        assert (found[alive] - expected[alive] <= 1e-13 * size).all()
+        still = log_power_sum(values, np.zeros(200))
+        assert (still == values.max(1)).all()
 
 
 def test_progress_is_told_in_seconds_since_the_start(hands):
