@@ -12,6 +12,7 @@ from torch import Tensor
 from rdpgraph._core import effort, tuning
 from rdpgraph._core.arguments import require_fields
 from rdpgraph._core.progress import goes_on
+from rdpgraph.engines.loopy.compiled import log_partition
 from rdpgraph.engines.loopy.equations import Equations, Messages
 from rdpgraph.engines.loopy.schedules import DAMPED, Damping, RandomSubsets, Schedule, sets_of
 from rdpgraph.engines.loopy.sweepers import Sweeper, residual_of_all, serves, sweeper_for
@@ -84,16 +85,18 @@ class Outcome:
 def propagate(equations: Equations, start: Messages, limits: Limits) -> Outcome:
     """Run sweeps until every batch item has converged or a limit is reached.
 
-    An item's messages do not change after it has converged. The batch is divided into ranges that
-    fit the processor's cache, or into single items if the schedule looks at residuals, since each
-    item then has its own order of updates. The ranges run one after another, each with an equal
-    share of the time left. `RandomSubsets` draws the same sets for all items, and therefore runs on
-    the whole batch.
+    An item's messages do not change after it has converged. Compiled code takes one item after the
+    other by itself; for torch the batch is divided into ranges that fit the processor's cache. If
+    the schedule looks at residuals, each item has its own order of updates, and is a range. The
+    ranges run one after another, each with an equal share of the time left. `RandomSubsets` draws
+    the same sets for all items, and therefore runs on the whole batch.
     """
     schedule, seconds = limits.schedule, limits.seconds
-    size = 1 if schedule.looks_at_residuals else equations.at_once
-    if size > 1 and serves(equations, limits.damping):
-        size = equations.batch  # compiled code takes one item after the other by itself
+    size = equations.at_once
+    if schedule.looks_at_residuals:
+        size = 1
+    elif serves(equations, limits.damping):
+        size = equations.batch
     if size >= equations.batch or isinstance(schedule, RandomSubsets):
         return _propagate_together(equations, start, limits)
     begin = clock.now()
@@ -119,7 +122,7 @@ def propagate(equations: Equations, start: Messages, limits: Limits) -> Outcome:
         outcomes.append(_propagate_together(part, messages, part_limits))
         if seconds is None and not equations.records:
             # Every answer needs log Z, and the tables of this range are prepared now.
-            log_partitions.append(part.log_partition(outcomes[-1].messages))
+            log_partitions.append(log_partition(part, outcomes[-1].messages))
     return _concatenate_outcomes(outcomes, log_partitions)
 
 
