@@ -571,18 +571,6 @@ def test_a_batch_swept_in_shares_is_the_batch_swept_whole(name, cached, small_bl
     assert parts.solution.outcome.updates == whole.solution.outcome.updates
 
 
-def test_the_tables_of_a_batch_are_prepared_a_share_at_a_time(small_blocks):
-    """All at once they are one new stretch of memory for each batch, and slower than a loop."""
-    small_blocks(0)
-    _, graph = grid(*grid_tables(0, 4, 4, 2, COUPLINGS, (4,)))
-    posterior = loopy(graph, "flooding")
-    assert posterior.log_partition.shape == (4,)
-    posterior.marginals()
-    kernels = posterior.solution.equations.kernels
-    assert kernels
-    assert not any({"_logs", "scaled"} & set(vars(kernel)) for kernel in kernels)
-
-
 @pytest.mark.parametrize("scale", [1.0, 300.0, 2000.0])
 @pytest.mark.parametrize("temperature", [0.0, 0.5, 1.0])
 @pytest.mark.parametrize("counting", [rg.loopy.Bethe(), rg.loopy.TreeReweighted()], ids=str)
