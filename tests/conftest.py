@@ -21,14 +21,16 @@ hypothesis.settings.load_profile("rdpgraph")
 
 ROOT = Path(__file__).parents[1]
 
-# Modules whose annotations have shapes, checked at every call. Before any of them is imported.
-CHECKED = {
-    "structures.chain": ("decode", "parts", "paths", "recursion"),
-    "structures.dependency": ("arborescences",),
-}
+# Recursions whose annotations have shapes, checked at every call. Before any of them is imported.
+CHECKED = (
+    "rdpgraph/structures/chain/decode.py",
+    "rdpgraph/structures/chain/parts.py",
+    "rdpgraph/structures/chain/paths.py",
+    "rdpgraph/structures/chain/recursion.py",
+    "rdpgraph/structures/dependency/arborescences.py",
+)
 install_import_hook(
-    [f"rdpgraph.{package}.{name}" for package, names in CHECKED.items() for name in names],
-    "beartype.beartype",
+    [path.removesuffix(".py").replace("/", ".") for path in CHECKED], "beartype.beartype"
 )
 
 

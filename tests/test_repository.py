@@ -64,3 +64,10 @@ def test_a_release_has_the_addresses_of_its_repository(monkeypatch) -> None:
     urls = tomllib.loads(text)["project"]["urls"]
     assert urls["Source"] == "https://example.org/Someone/name"
     assert urls["Documentation"] == "https://someone.github.io/name/"
+
+
+def test_settings_of_the_tests_name_files_that_exist() -> None:
+    settings = (ROOT / "tests/conftest.py").read_text()
+    named = re.findall(r'"((?:docs|rdpgraph)/[\w/]+\.(?:md|py))"', settings)
+    assert named
+    assert [path for path in named if not (ROOT / path).is_file()] == []
