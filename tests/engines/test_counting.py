@@ -23,8 +23,12 @@ from rdpgraph.io.dimacs import parse_dimacs
 from rdpgraph.plan.clock import Allowance
 from rdpgraph.schedulers.scheduler import reduced
 from tests.cases import first_short
+from tests.logical import LOGICAL, count_between
 
 pytest.importorskip("pyganak")
+
+
+COUNTED = {**LOGICAL, "count": count_between(3, 9)}
 
 
 def seeded(seed: int = 0) -> torch.Generator:
@@ -169,6 +173,24 @@ def test_automata_are_counted_without_their_tables() -> None:
     )
     log_z = rg.infer(graph, scheduler=rg.Counting(memory=1e9)).log_partition
     assert log_z.item() == pytest.approx(math.log(math.comb(40, 3) - math.comb(10, 3)), abs=1e-12)
+
+
+@pytest.mark.parametrize("kind", COUNTED)
+def test_every_logical_factor_is_met_by_as_many_configurations_as_it_says(kind: str) -> None:
+    """Beside a second one of other slots, so that no formula answers."""
+    one, bits = COUNTED[kind], rg.VariableArray("x", (22,), 2)
+    factors = [
+        rg.Factor(bits[:20], one.make(20, dtype=torch.float64)),
+        rg.Factor(bits[18:], rg.Or(4, dtype=torch.float64)),
+    ]
+    expected = sum(
+        math.comb(18, first) * math.comb(2, shared) * (4 if shared else 3)
+        for first in range(19)
+        for shared in range(3)
+        if one.meets(first + shared, 20)
+    )
+    log_z = rg.infer(rg.FactorGraph(factors), scheduler=rg.Counting(memory=1e9)).log_partition
+    assert log_z.item() == pytest.approx(math.log(expected), abs=1e-10)
 
 
 def hard_clauses(count: int) -> rg.FactorGraph:
