@@ -158,6 +158,26 @@ class Facts:
         return least is not None and claim.constant >= least
 
 
+def essential_forms(forms: Iterable[Affine], given: Iterable[Affine]) -> list[Affine]:
+    """Leave out forms that are at least 0 wherever ``given`` ones and those left are.
+
+    What is left out is implied by one of these or is the sum of two, up to a number. Forms of many
+    names are left out first.
+    """
+    kept = [form for form in dict.fromkeys(forms) if form.terms or form.constant < 0]
+    given = [form for form in given if form.terms]
+    for claim in sorted(kept, key=lambda form: -len(form.terms)):
+        others = given + [form for form in kept if form is not claim]
+        least = dict[_Terms, int]()
+        for form in others:
+            least[form.terms] = min(form.constant, least.get(form.terms, form.constant))
+        terms = {*claim.terms}
+        rests = [claim, *(claim - form for form in others if not terms.isdisjoint(form.terms))]
+        if any(rest.terms in least and rest.constant >= least[rest.terms] for rest in rests):
+            kept.remove(claim)
+    return kept
+
+
 class _ConnectedForms:
     """Forms that share names, and small numbers for which all of them are at least 0."""
 

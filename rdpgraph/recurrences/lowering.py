@@ -19,7 +19,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Literal, TypeVar
 
 from rdpgraph.native.records import numbers
-from rdpgraph.recurrences.affine import Affine
+from rdpgraph.recurrences.affine import Affine, essential_forms
 from rdpgraph.recurrences.program import Array, CellTable, Lookup, Program, Read, Row, Rule
 from rdpgraph.recurrences.records import (
     Alternative,
@@ -231,6 +231,7 @@ class _Lowering:
     factors: list[FactorRecord] = field(default_factory=list[FactorRecord])
     looks: list[Look] = field(default_factory=list[Look])
     alternatives: list[Alternative] = field(default_factory=list[Alternative])
+    bounds: dict[Any, tuple[int, int]] = field(default_factory=dict[Any, tuple[int, int]])
 
     def __post_init__(self) -> None:
         program = self.program
@@ -583,12 +584,31 @@ class _Lowering:
         said: dict[str, Any] = {name: "+".join(found[name]) or "0" for name in found}
         return Form(**said)
 
-    def _bounds(self, forms: Iterable[Affine]) -> tuple[int, int]:
-        """Where forms that are at least 0 begin among all of them, and how many there are."""
-        kept = [at for at in dict.fromkeys(forms) if at.terms or at.constant < 0]
-        first = len(self.forms)
-        self.forms += [self._form([(at, "1")]) for at in kept]
-        return first, len(kept)
+    def _bounds(self, forms: Iterable[Affine], given: Iterable[Affine]) -> tuple[int, int]:
+        """Where forms that are at least 0 begin among all of them, and how many there are.
+
+        Those that follow from ``given`` forms are left out: the executor tries all others at each
+        place.
+        """
+        key = tuple(forms), tuple(given)
+        if key not in self.bounds:
+            kept = essential_forms(*key)
+            self.bounds[key] = len(self.forms), len(kept)
+            self.forms += [self._form([(at, "1")]) for at in kept]
+        return self.bounds[key]
+
+    def _domain(self, place: Place) -> tuple[list[Affine], list[Affine]]:
+        """Forms that are at least 0 where a table is defined; and those that hold at all places."""
+        moves, table = place.coordinates(), place.table
+        found = [form.substitute(moves) for form in table.domain]
+        every = list[Affine]()
+        for axis, size in place.ends.items():
+            if axis in moves:
+                ends = every if axis in place.axes else found
+                ends += [moves[axis], size - 1 - moves[axis]]
+        if place.solved is None:
+            found += [Affine.of(STEP) - table.order, table.order - STEP]
+        return found, every
 
     def _moves(self, place: Place, rule: Rule) -> tuple[dict[str, Affine], tuple[str, ...]]:
         """The variables of a rule by coordinates, and its loops, the inner first."""
@@ -751,12 +771,12 @@ class _Lowering:
             found += [form.substitute(moves), -form.substitute(moves)]
         for factor in (*rule.factors, *((matrix,) if matrix else ())):
             found += self._inside(factor, moves)
-        ends = ["0", "0", "0", "0"]
+        ends, (domain, every) = ["0", "0", "0", "0"], self._domain(place)
         for k, loop in enumerate(loops):
             size = self.ranges[loop]
-            found += [moves[loop], size - 1 - moves[loop]]
+            (every if moves[loop].bare else found).extend([moves[loop], size - 1 - moves[loop]])
             ends[2 * k], ends[2 * k + 1] = self._loop_ends(moves[loop], size, place)
-        bound, bounds = self._bounds(found)
+        bound, bounds = self._bounds(found, domain + every)
         through = self._row(rule.rows[0], moves) if rule.rows else -1
         first = len(self.factors)
         made = [self._factor(factor, moves, row) for factor in (factors or rule.factors)]
@@ -793,14 +813,7 @@ class _Lowering:
         if sketch.kind == Kind.OVER:  # computes one label after the other, as if these were places
             place = place.flat()
         sized = self._sized([*self.places].index(sketch.table), place)
-        moves, table = place.coordinates(), place.table
-        found = [form.substitute(moves) for form in table.domain]
-        for axis, size in place.ends.items():
-            if axis in moves:
-                found += [moves[axis], size - 1 - moves[axis]]
-        if place.solved is None:
-            found += [Affine.of(STEP) - table.order, table.order - STEP]
-        bound, bounds = self._bounds(found)
+        bound, bounds = self._bounds(*self._domain(place))
         made = self._alternatives(sketch, place)
         first = len(self.alternatives)
         self.alternatives += made

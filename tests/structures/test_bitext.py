@@ -182,6 +182,25 @@ def test_what_is_not_allowed_is_left_out():
     assert some.work() < same.work()
 
 
+def test_bispans_are_listed_again_where_others_are_allowed():
+    """Splits are remembered by what is allowed, also where a mask is changed in place."""
+    words = rg.Bitext.words(draw(2, 2), draw(2, seed=1), draw(2, seed=2))
+    allowed = torch.ones(3, 3, 3, 3, dtype=torch.bool)
+    seen = []
+    for left_out in (None, (0, 1, 0, 1), (1, 2, 0, 1), None):
+        allowed[:] = True
+        if left_out is not None:
+            allowed[left_out] = False
+        some = rg.Bitext(words.unary, words.straight, words.inverted, leaves=3, allowed=allowed)
+        mask = torch.where(allowed.unsqueeze(-1), words.unary, -math.inf)
+        same = rg.Bitext(mask, words.straight, words.inverted, leaves=3)
+        assert_close(some.log_partition(), same.log_partition())
+        assert_close(some.max_marginals(), same.max_marginals())
+        seen.append(float(some.log_partition()))
+    assert len({*seen}) == 3
+    assert seen[0] == seen[-1]
+
+
 def test_estimates_are_unbiased():
     rules = [rg.trees.DenseRules(draw(3, 3, 3, seed=seed)) for seed in (1, 2)]
     unary = draw(2, 2, 2, 2, 3)

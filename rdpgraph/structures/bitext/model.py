@@ -278,6 +278,15 @@ class _Splits:
         return cls(bispans, (rows[0], rows[1]), (parts[0], parts[1]), number)
 
 
+_MOST_REMEMBERED = 1 << 16  # bispans, also those not allowed: of 15 x 15 words; some megabytes
+
+
+@remembered(8)
+def _remembered_splits(shape: tuple[int, ...], bits: bytes, device: torch.device) -> _Splits:
+    """The splits of bispans, of which each byte says whether it is allowed."""
+    return _Splits.of(torch.frombuffer(bytearray(bits), dtype=torch.bool).view(shape).to(device))
+
+
 @dataclass(frozen=True, eq=False)
 class Bitext(Recurrence):
     """Trees of an inversion transduction grammar over p source and q target words (Wu 1997).
@@ -442,8 +451,12 @@ class Bitext(Recurrence):
 
     @current_property("allowed")
     def _splits(self) -> _Splits:
+        # The same bispans are allowed in each step of training, in a model that is made anew.
         assert self.allowed is not None
-        return _Splits.of(self.allowed.to(self.unary.device))
+        allowed, device = self.allowed.bool(), self.unary.device
+        if allowed.numel() > _MOST_REMEMBERED:
+            return _Splits.of(allowed.to(device))
+        return _remembered_splits((*allowed.shape,), allowed.cpu().numpy().tobytes(), device)
 
     def _tops(self, listed: _Splits) -> Tensor:
         """(*batch,) the number of each item's whole."""
