@@ -180,14 +180,14 @@ template <typename Real>
 template <bool best>
 int64_t Run<Real>::choose_pair(const Cell& cell, int64_t item) {
   if (!pair_line<best>(cell, item)) return -1;
-  const int64_t b = cell.g->depth, c = cell.g->depth2, many = splits.size();
+  const int64_t c = cell.g->depth2, depth = depth_of(*cell.g), many = splits.size();
   const int64_t k = pick(best), i = k / c, j = k % c;
   line.resize(many);
   for (int64_t r = 0; r < many; ++r) {
-    const Real left = y[r * b + i], right = rights[r * c + j];
-    line[r] = best ? left + right : std::log(left * right);
+    const Real left = parts_of_splits[0][r][i], right = parts_of_splits[1][r][j];
+    line[r] = best ? left + (right + w[r]) : std::log(left * right);
   }
-  return pick(best) * b * c + k;
+  return pick(best) * depth + k;
 }
 
 // The number of a node of a cell; below 0: it has none.
@@ -316,9 +316,9 @@ void Run<Real>::splits_of(const Cell& cell, int64_t item, int64_t k) {
   for (int side = 0; side < 2; ++side) {
     const Alternative& a = alternatives[g.first + side];
     if (const FactorRecord* f = single_row(a)) {
-      find_parts(*f, item, cell.p, parts_of_splits[side]);
+      find_parts(*f, item, cell.s, cell.p, places_of_parts[side]);
       const Real* from = data[0] + labels[side];
-      for (size_t r = 0; r < splits.size(); ++r) tops[r] += from[parts_of_splits[side][r]];
+      for (size_t r = 0; r < splits.size(); ++r) tops[r] += from[places_of_parts[side][r]];
     } else for (size_t r = 0; r < splits.size(); ++r)
       for (const FactorRecord* f = factors + a.first; f < factors + a.first + a.count; ++f) {
         const Line from = line_of(*f, item, splits[r].s, cell.p, splits[r].r);

@@ -192,81 +192,70 @@ void Run<Real>::rows_and_products(const Stage& g, At s, Span span, int64_t item,
   by_panels_of_all<false>(x.data(), rows.size(), depth, depth, table(g, item).ahead, n, s.s % 2, products, hop);
 }
 
-// Where the row of a table is that a factor reads, of all `splits`, into `at`; adds its levels to `tops`.
+// Where the row of a table is that a factor reads, of all `splits`, into `at`; adds its levels to `tops`. Rows move by
+// a stride along each loop.
 template <typename Real>
-void Run<Real>::find_parts(const FactorRecord& f, int64_t item, int64_t p, std::vector<int64_t>& at) {
+void Run<Real>::find_parts(const FactorRecord& f, int64_t item, At s, int64_t p, std::vector<int64_t>& at) {
   const int64_t many = splits.size();
-  at.resize(many);
-  // Rows move by a stride from one value of the inner loop to the next.
-  for (int64_t k = 0, end; k < many; k = end) {
-    const Split& first = splits[k];
-    for (end = k + 1; end < many && splits[end].s.w == first.s.w;) ++end;
-    const int64_t place = value(f.at, first.s, p, first.r) + item * f.item;
-    const double* from = levels + item * f.level_item + value(f.level, first.s, p, first.r);
-    for (int64_t j = k; j < end; ++j) at[j] = place + (j - k) * f.at.r;
-    if (!f.looks) for (int64_t j = k; j < end; ++j) tops[j] += from[(j - k) * f.level.r];
-    else for (int64_t j = k; j < end; ++j) {
-      const double* level = from + (j - k) * f.level.r;
-      for (const Look* l = looks + f.look; l < looks + f.look + f.looks; ++l) {
-        const int64_t number = numbers(*l, item)[value(l->at, first.s, p, splits[j].r)];
-        at[j] += l->stride * number, level += l->level * number;
-      }
-      tops[j] += *level;
+  at.resize(many), s.w = 0;
+  const int64_t place = value(f.at, s, p, 0) + item * f.item;
+  const double* from = levels + item * f.level_item + value(f.level, s, p, 0);
+  for (int64_t k = 0; k < many; ++k) {
+    const int64_t outer = splits[k].s.w, r = splits[k].r;
+    int64_t level = outer * f.level.w + r * f.level.r;
+    at[k] = place + outer * f.at.w + r * f.at.r;
+    for (const Look* l = looks + f.look; l < looks + f.look + f.looks; ++l) {
+      const int64_t number = numbers(*l, item)[value(l->at, splits[k].s, p, r)];
+      at[k] += l->stride * number, level += l->level * number;
     }
+    tops[k] += from[level];
   }
 }
 
-// Both parts of all splits of a pair, (splits, depth) in `y` and (splits, depth2) in `rights`: exponentials relative to
-// a common top, or their logs for maxima. Returns whether any is possible.
+// Both parts of all splits of a pair, as `parts_of_splits`: for maxima logs, to which `w` of the split is added; for
+// sums exponentials relative to a common top, (splits, depth) in `y` and (splits, depth2) in `rights`. Returns whether
+// any is possible.
 template <typename Real>
 template <bool best>
 bool Run<Real>::prepare_splits(const Stage& g, At s, Row& one) {
   find_splits(alternatives[g.first], one.item, s, one.p);
-  const int64_t many = splits.size(), b = g.depth, c = g.depth2;
+  const int64_t many = splits.size();
   tops.assign(many, 0.0);
   for (int side = 0; side < 2; ++side) {
     const Alternative& a = alternatives[g.first + side];
-    const int64_t depth = side ? c : b;
+    const int64_t depth = side ? g.depth2 : g.depth;
     std::vector<Real>& rows_of = side ? rights : y;
-    std::vector<int64_t>& at = parts_of_splits[side];
-    rows_of.resize(many * depth);
-    Real* to = rows_of.data();
-    if (const FactorRecord* f = single_row(a)) {
-      find_parts(*f, one.item, one.p, at);
-      for (int64_t k = 0; k < many; ++k, to += depth) {
-        const Real* from = data[0] + at[k];
-        by_lanes<Real>(depth, [&](int64_t j, auto left) { store(to + j, load(from + j, left), left); });
-      }
-    } else {
-      at.clear();
-      for (int64_t k = 0; k < many; ++k, to += depth) tops[k] += row(a, one.item, splits[k].s, one.p, splits[k].r, depth, to);
+    std::vector<int64_t>& at = places_of_parts[side];
+    std::vector<const Real*>& parts = parts_of_splits[side];
+    parts.resize(many);
+    const FactorRecord* f = single_row(a);
+    if (f) find_parts(*f, one.item, s, one.p, at);
+    if (!best || !f) rows_of.resize(std::max<int64_t>(rows_of.size(), many * depth));
+    // Of sums the largest number of each row goes to its level; rows are then copied, or made.
+    for (int64_t k = 0; k < many; ++k) {
+      Real* to = rows_of.data() + k * depth;
+      if (!f) tops[k] += row(a, one.item, splits[k].s, one.p, splits[k].r, depth, to);
+      const Real *from = f ? data[0] + at[k] : to, top = best ? Real(0) : largest(from, depth);
+      parts[k] = best ? from : to;
+      if (best) continue;
+      tops[k] += top;
+      by_lanes<Real>(depth, [&](int64_t j, auto left) { store(to + j, load(from + j, left) - finite(top), left); });
     }
   }
+  // The largest level of what is possible.
   double most = -INFINITY;
-  for (int64_t k = 0; k < many; ++k) {
-    Real *left = y.data() + k * b, *right = rights.data() + k * c;
-    if (best) {  // the largest level of what is possible
-      if (tops[k] > most && largest(left, b) > kNever<Real> && largest(right, c) > kNever<Real>) most = tops[k];
-      continue;
-    }
-    const Real l = largest(left, b), q = largest(right, c);
-    tops[k] = l > kNever<Real> && q > kNever<Real> ? tops[k] + l + q : -INFINITY;
-    if (finite(l) != 0) for (int64_t j = 0; j < b; ++j) left[j] -= l;
-    if (finite(q) != 0) for (int64_t j = 0; j < c; ++j) right[j] -= q;
-    most = std::max(most, tops[k]);
-  }
+  for (int64_t k = 0; k < many; ++k)
+    if (tops[k] > most && (!best || (largest(parts_of_splits[0][k], g.depth) > kNever<Real> &&
+                                     largest(parts_of_splits[1][k], g.depth2) > kNever<Real>))) most = tops[k];
   if (!(most > -INFINITY)) return false;
   one.level = 0, one.top = most;
   // What is not possible may have a larger level.
   w.resize(std::max<int64_t>(w.size(), many));
   for (int64_t k = 0; k < many; ++k) w[k] = Real(std::min(tops[k] - most, 0.0));
-  if (best) {
-    for (int64_t k = 0; k < many; ++k)
-      by_lanes<Real>(b, [&](int64_t j, auto left) { store(y.data() + k * b + j, load(y.data() + k * b + j, left) + w[k], left); });
-    return true;
-  }
+  if (best) return true;
   // All exponentials at once: a row of a few labels fills no vector.
-  exps(y.data(), y.data(), Real(0), many * b), exps(rights.data(), rights.data(), Real(0), many * c);
+  const int64_t b = g.depth;
+  exps(y.data(), y.data(), Real(0), many * b), exps(rights.data(), rights.data(), Real(0), many * g.depth2);
   exps(w.data(), w.data(), Real(0), many);
   for (int64_t k = 0; k < many; ++k)
     by_lanes<Real>(b, [&](int64_t j, auto left) { store(y.data() + k * b + j, load(y.data() + k * b + j, left) * w[k], left); });
@@ -282,25 +271,29 @@ bool Run<Real>::pair(const Stage& g, At s, Row& one, Real* to) {
   return true;
 }
 
-// (depth, depth2) sums over splits of the products of both rows, from `prepare_splits`.
+// (depth, depth2) of the rows L and R from `prepare_splits`: sum_k L_ki R_kj over splits k, or max_k [L_ki + (R_kj + w_k)].
 template <typename Real>
 template <bool best>
 void Run<Real>::products(const Stage& g, Real* to) {
-  const int64_t many = splits.size(), wide = width<Real>(), b = g.depth, c = g.depth2, some = lanes<Real>();
-  const int64_t hop = panels_of(c, wide) * wide;
-  t.resize(many * b), z.resize(many * hop), sums.resize(std::max<int64_t>(sums.size(), b * hop));
-  for (int64_t k = 0; k < many; ++k)
-    for (int64_t j = 0; j < b; ++j) t[j * many + k] = y[k * b + j];
-  // In panels; numbers beyond the labels are 0.
-  for (int64_t first = 0; first < c; first += wide)
-    for (int64_t k = 0; k < many; ++k)
-      for (int64_t half = 0; half < wide; half += some) {
-        const int64_t left = std::min(std::max<int64_t>(c - first - half, 0), some);
-        store(z.data() + first * many + k * wide + half, load(rights.data() + k * c + first + half, left), some);
-      }
-  by_panels<best>(t.data(), b, many, many, z.data(), c, sums.data(), hop);
-  for (int64_t j = 0; j < b; ++j)
-    by_lanes<Real>(c, [&](int64_t k, auto left) { store(to + j * c + k, load(sums.data() + j * hop + k, left), left); });
+  const int64_t many = splits.size(), b = g.depth, c = g.depth2;
+  const Real *const* left = parts_of_splits[0].data(), *const* right = parts_of_splits[1].data();
+  for (int64_t first = 0; first < b; first += kRows)
+    by_rows(std::min(kRows, b - first), [&](auto some) {
+      constexpr int rows = decltype(some)::value;
+      by_lanes<Real>(c, [&](int64_t j, auto count) {
+        Lane<Real> sums[rows];
+        for (Lane<Real>& sum : sums) sum = all(best ? kNever<Real> : Real(0));
+        for (int64_t k = 0; k < many; ++k) {
+          const Real* x = left[k] + first;
+          const Lane<Real> y = load(right[k] + j, count) + (best ? w[k] : Real(0));
+          for (int i = 0; i < rows; ++i) {
+            const Lane<Real> one = best ? y + x[i] : y * x[i];
+            sums[i] = !best ? sums[i] + one : one > sums[i] ? one : sums[i];
+          }
+        }
+        for (int i = 0; i < rows; ++i) store(to + (first + i) * c + j, sums[i], count);
+      });
+    });
 }
 
 // Visits every term of a row's sum for one column, with its split, its label or pair of labels, and its log.
@@ -793,7 +786,6 @@ void Run<Real>::link_down(const Stage& g, At s, int64_t from, int64_t until) {
 // The gradients of a pair in the rows of both of its parts, split by split.
 template <typename Real>
 void Run<Real>::pair_down(const Stage& g, At s, Row& one, const Real* turned) {
-  const Alternative &left = alternatives[g.first], &right = alternatives[g.first + 1];
   prepare_splits<false>(g, s, one);
   const int64_t some = splits.size(), b = g.depth, c = g.depth2, wide = width<Real>();
   const int64_t bs = panels_of(b, wide) * wide, cs = panels_of(c, wide) * wide;
@@ -810,9 +802,17 @@ void Run<Real>::pair_down(const Stage& g, At s, Row& one, const Real* turned) {
   for (int64_t k = 0; k < some; ++k) {
     for (int64_t j = 0; j < c; ++j) to[k * cs + j] *= rights[k * c + j];
     for (int64_t j = 0; j < b; ++j) back[k * bs + j] *= y[k * b + j];
-    add_rows(grads, left, one.item, splits[k].s, one.p, splits[k].r, b, back + k * bs);
-    add_rows(grads, right, one.item, splits[k].s, one.p, splits[k].r, c, to + k * cs);
+    add_part(grads, g, 0, one, k, back + k * bs);
+    add_part(grads, g, 1, one, k, to + k * cs);
   }
+}
+
+template <typename Real>
+void Run<Real>::add_part(Real* const* to, const Stage& g, int side, const Row& one, int64_t k, const Real* from) {
+  const Alternative& a = alternatives[g.first + side];
+  const int64_t depth = side ? g.depth2 : g.depth;
+  if (single_row(a)) give(to[0], Line{places_of_parts[side][k], 1}, from, depth);
+  else add_rows(to, a, one.item, splits[k].s, one.p, splits[k].r, depth, from);
 }
 
 // The gradients of one entry whose products underflow: the share of every term, in logs.

@@ -80,8 +80,9 @@ void Run<Real>::matrix_maxima(const Real* loss, const Real* rows, int64_t depth,
 // The losses of a link at a place, and into those of other factors of its target; null: no derivation goes through it.
 template <typename Real>
 const Real* Run<Real>::loss_of_link(const Stage& g, const Target& target, At s, int64_t p) {
+  // What has no terms is not possible, and so has lost everything.
   const Real* loss = out(*target.g, losses[0], 0, s, p);
-  if (!has_terms(alternatives[g.first], 0, s, p) || !(largest(loss, g.labels) > kNever<Real>)) return nullptr;
+  if (!(largest(loss, g.labels) > kNever<Real>)) return nullptr;
   // Entries that are added to the whole row of labels lose what each label does.
   for (const Part& f : target.others)
     if (losses[f.f->slot]) raise(losses[f.f->slot], line_of(f, 0), loss, g.labels);
@@ -183,13 +184,12 @@ template <typename Real>
 void Run<Real>::split_maxima(const Stage& g, int64_t p, const Real* loss, const Real* most) {
   const int64_t many = splits.size(), sizes[] = {g.depth, g.depth2};
   // Both parts and their losses by the labels of the parts, with splits side by side.
-  std::vector<Real>* const parts[] = {&y, &rights};
   std::vector<Real>* const turned_parts[] = {&t, &z};
   for (int side = 0; side < 2; ++side) {
     std::vector<Real>& to = *turned_parts[side];
     to.resize(std::max<int64_t>(to.size(), 2 * sizes[side] * many));
     for (int64_t k = 0; k < many; ++k)
-      for (int64_t i = 0; i < sizes[side]; ++i) to[i * many + k] = (*parts[side])[k * sizes[side] + i];
+      for (int64_t i = 0; i < sizes[side]; ++i) to[i * many + k] = parts_of_splits[side][k][i] + (side ? w[k] : Real(0));
     std::fill_n(to.data() + sizes[side] * many, sizes[side] * many, kNever<Real>);
   }
   for (int64_t i = 0; i < sizes[0]; ++i)
@@ -206,13 +206,14 @@ void Run<Real>::split_maxima(const Stage& g, int64_t p, const Real* loss, const 
     }
   for (int side = 0; side < 2; ++side) {
     const Real* from = turned_parts[side]->data() + sizes[side] * many;
-    const std::vector<int64_t>& at = parts_of_splits[side];
+    const Alternative& a = alternatives[g.first + side];
+    const bool plain = single_row(a);
     w.resize(std::max<int64_t>(w.size(), sizes[side]));
     for (int64_t k = 0; k < many; ++k) {
-      Real* to = at.empty() ? w.data() : losses[0] + at[k];
-      if (at.empty()) std::fill_n(to, sizes[side], kNever<Real>);
+      Real* to = plain ? losses[0] + places_of_parts[side][k] : w.data();
+      if (!plain) std::fill_n(to, sizes[side], kNever<Real>);
       for (int64_t i = 0; i < sizes[side]; ++i) to[i] = std::max(to[i], from[i * many + k]);
-      if (at.empty()) row_raise(alternatives[g.first + side], splits[k].s, p, splits[k].r, sizes[side], to);
+      if (!plain) row_raise(a, splits[k].s, p, splits[k].r, sizes[side], to);
     }
   }
 }

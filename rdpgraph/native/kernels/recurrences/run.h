@@ -26,7 +26,6 @@ constexpr int64_t kBlock = 64;   // rows of a product
 constexpr int64_t kKept = 256;   // rows whose outer products are added to a gradient together
 constexpr int64_t kTerms = 64;           // terms of a pair's cell that are drawn from at once
 constexpr int64_t kCached = 1 << 12;     // numbers of a matrix that stay in the nearest cache while it is used for one row
-constexpr int64_t kBounds = 16;          // forms that bound loops, of which what they have in common is found once
 constexpr int64_t kManyDraws = 16;       // of an item, for which terms are kept
 constexpr double kLeastWork = 1 << 17;   // multiply-adds of a thread, some 30 us
 constexpr int64_t kRemembered = 1 << 22; // numbers of terms that are kept for the draws of an item
@@ -92,7 +91,7 @@ template <typename Real> struct Run {
   bool is_far = false;
   void note(Real top) { is_far |= std::abs(top) > Real(kWide); }
   std::vector<Array<Real>> prepared;  // tables by stage; times what moves say of them; and transposed
-  // Scratch: rows before products (x), the parts of splits (y, `rights`, transposed t, in panels z), factors of them (w),
+  // Scratch: rows before products (x), the parts of splits (y, `rights`, transposed t and z), factors of them (w),
   // gradients of rows (e), gradients over sums (h), rows of pairs, products, the terms of sums, and what terms add up to.
   std::vector<Real> x, y, z, w, e, h, t, rights, pairs, sums, terms, totals;
   std::vector<double> tops, exact;
@@ -189,39 +188,36 @@ template <typename Real> struct Run {
   // Of the outer loop, as far as forms say that have no inner one.
   Span outer_loop(const Alternative& a, At s, int64_t p, bool any) const {
     Span span{a.low2, a.high2};
-    if (span.low == span.high) return span;
+    if (a.loops < 2) return span;
     s.w = 0;
-    for (const Form* f = forms + a.bound; f < forms + a.bound + a.bounds; ++f) {
-      if (!f->w || f->r || (any && f->p)) continue;
-      const int64_t rest = value(*f, s, p, 0);
-      if (f->w > 0) span.low = std::max(span.low, -below(rest, f->w));
-      else span.high = std::min(span.high, below(rest, -f->w));
-    }
+    for (const Form* f = forms + a.bound; f < forms + a.bound + a.bounds; ++f)
+      if (f->w && !f->r && !(any && f->p)) narrow(span, f->w, value(*f, s, p, 0));
     return span;
   }
   // Visits all values of an alternative's loops at a place, those of the inner one as a span.
   template <typename Visit> void each_loop(const Alternative& a, int64_t item, At s, int64_t p, Visit visit) const {
     const Span outer = outer_loop(a, s, p, false);
-    if (outer.low == outer.high || a.bounds > kBounds) {
-      for (s.w = outer.low; s.w <= outer.high; ++s.w) {
-        const Span span = loops(a, item, s, p, false);
-        if (span.low <= span.high) visit(s, span);
-      }
-      return;
-    }
-    // The same, with what forms are without the outer loop found once.
-    int64_t rests[kBounds];
-    s.w = 0;
-    for (int64_t k = 0; k < a.bounds; ++k) rests[k] = value(forms[a.bound + k], s, p, 0);
+    const Form *first = forms + a.bound, *end = first + a.bounds;
+    // What bounds the inner loop whatever the outer one is, and then the rest.
+    Span every = a.loops ? Span{a.low, a.high} : Span{0, 0};
+    for (const Form* f = first; f < end; ++f)
+      if (!f->w) narrow(every, f->r, value(*f, s, p, 0));
+    if (every.high < every.low) return;
     for (s.w = outer.low; s.w <= outer.high; ++s.w) {
-      Span span = own_loop(a, item, s, p);
-      for (int64_t k = 0; k < a.bounds; ++k) narrow(span, forms[a.bound + k].r, rests[k] + forms[a.bound + k].w * s.w);
+      Span span = every;
+      if (a.row >= 0) span = own_loop(a, item, s, p), span = {std::max(span.low, every.low), std::min(span.high, every.high)};
+      for (const Form* f = first; f < end; ++f)
+        if (f->w && f->r) narrow(span, f->r, value(*f, s, p, 0));
       if (span.low <= span.high) visit(s, span);
     }
   }
   void find_splits(const Alternative& a, int64_t item, At s, int64_t p) {
     splits.clear();
-    each_loop(a, item, s, p, [&](At here, Span span) { for (int64_t r = span.low; r <= span.high; ++r) splits.push_back({here, r}); });
+    each_loop(a, item, s, p, [&](At here, Span span) {
+      const int64_t first = int64_t(splits.size()) - span.low;
+      splits.resize(first + span.high + 1);
+      for (int64_t r = span.low; r <= span.high; ++r) splits[first + r] = {here, r};
+    });
   }
   bool has_terms(const Alternative& a, int64_t item, At s, int64_t p) const {
     bool any = false;
@@ -321,18 +317,16 @@ template <typename Real> struct Run {
   // ---- sums (sums.h) ----
 
   // An alternative of a sum at a place, or for the places from `low` to `high`, with its factors for item 0, but for
-  // the lists that are read there.
-  struct Part {
-    const FactorRecord* f;
-    int64_t at, level, hop, level_hop, looks;
-    const Look* from[kLooks];  // those of its looks that say another place for each item
-    int64_t looked[kLooks], apart[kLooks];
-  };
+  // the lists that are read there: those of a factor's looks that say another place for each item.
+  struct Part { const FactorRecord* f; int64_t at, level, hop, level_hop, look, looks; };
+  struct Looked { const Look* l; int64_t at, apart; };
   struct Entry { int64_t first, count, low, high; double level; };
   std::vector<Entry> entries;
   struct Way { const Alternative* a; Split at; };  // a term of a cell of a sum
   std::vector<Way> ways;
   std::vector<Part> factors_of;
+  std::vector<Looked> looks_of;  // of the parts of `targets`, and then of all entries
+  size_t looks_of_targets = 0;
   bool apart = false;  // whether items have lists of their own, so that entries are those of one item
   void collect_entries(const Stage& g, int64_t item, At s, int64_t first, int64_t count);
   // The stage of the link that a sum's only entry reads: that stage has written the sum. Below 0: none.
@@ -350,11 +344,10 @@ template <typename Real> struct Run {
   Line line_of(const Part& f, int64_t item) const {
     Line to{f.at + item * f.f->item, f.hop};
     if (f.f->level_item >= 0) to.levels = levels + item * f.f->level_item + f.level, to.level_hop = f.level_hop;
-    for (int64_t k = 0; k < f.looks; ++k) {
-      const Look& l = *f.from[k];
-      const int64_t* from = numbers(l, item) + f.looked[k];
-      if (!f.f->gather) to.at += l.stride * *from, to.levels += l.level * *from;
-      else to.numbers[to.looks] = from, to.apart[to.looks] = f.apart[k], to.stride[to.looks++] = l.stride;
+    for (const Looked *one = looks_of.data() + f.look, *end = one + f.looks; one < end; ++one) {
+      const int64_t* from = numbers(*one->l, item) + one->at;
+      if (!f.f->gather) to.at += one->l->stride * *from, to.levels += one->l->level * *from;
+      else to.numbers[to.looks] = from, to.apart[to.looks] = one->apart, to.stride[to.looks++] = one->l->stride;
     }
     return to;
   }
@@ -405,15 +398,20 @@ template <typename Real> struct Run {
 
   // ---- links (links.h) ----
 
+  struct Row { int64_t item, p; double level, top; };
   double row(const Alternative& a, int64_t item, At s, int64_t p, int64_t r, int64_t depth, Real* to) const;
   // The factor of an alternative that is one row of a table, side by side and of one level; null: it is not.
   const FactorRecord* single_row(const Alternative& a) const {
     const FactorRecord* f = factors + a.first;
     return a.count == 1 && !f->slot && f->hop == 1 && !f->gather && !f->level_hop && f->level_item >= 0 ? f : nullptr;
   }
-  // Of either part of a pair and of all `splits`, if it is a single row, where that is in the tables; else empty.
-  std::vector<int64_t> parts_of_splits[2];
-  void find_parts(const FactorRecord& f, int64_t item, int64_t p, std::vector<int64_t>& at);
+  // The rows of either part of a pair, of all `splits`: where they are in the tables, if they are single rows, and the
+  // numbers themselves, in the tables or in `y` and `rights`.
+  std::vector<int64_t> places_of_parts[2];
+  std::vector<const Real*> parts_of_splits[2];
+  void find_parts(const FactorRecord& f, int64_t item, At s, int64_t p, std::vector<int64_t>& at);
+  // Adds gradients of the part of one split.
+  void add_part(Real* const* to, const Stage& g, int side, const Row& one, int64_t k, const Real* from);
   // Adds numbers to those of some arrays, such as gradients, of all that an alternative reads.
   void add_rows(Real* const* to, const Alternative& a, int64_t item, At s, int64_t p, int64_t r, int64_t depth,
                 const Real* from) {
@@ -462,9 +460,8 @@ template <typename Real> struct Run {
   template <bool best> static void by_panels(const Real* left, int64_t rows, int64_t stride, int64_t depth, const Real* panels, int64_t first, int64_t last, bool backwards, Real* result, int64_t hop);
   template <bool best> void by_panels_of_all(const Real* left, int64_t rows, int64_t stride, int64_t depth, const Real* panels, int64_t columns, bool backwards, Real* result, int64_t hop) const;
   template <typename Visit> void each_packed(const Stage& g, Visit visit);
-  struct Row { int64_t item, p; double level, top; };
   std::vector<char> faints;  // of rows: whether products have lost what has a gradient
-  std::vector<Split> splits;
+  Array<Split> splits;
   std::vector<Row> rows;
   template <bool best> void prepare_rows(const Stage& g, At s, Span span, int64_t item, int64_t first, int64_t most);
   void rows_and_products(const Stage& g, At s, Span span, int64_t item, int64_t first, int64_t most, int64_t hop, Real* products);

@@ -153,8 +153,8 @@ void Run<Real>::pair_second(const Stage& g, At s, Row& one, const Real* p, const
       }
       to_left[i] = sum;
     }
-    add_rows(seconds, a[0], one.item, at.s, one.p, at.r, b, to_left.data());
-    add_rows(seconds, a[1], one.item, at.s, one.p, at.r, c, to_right.data());
+    add_part(seconds, g, 0, one, k, to_left.data());
+    add_part(seconds, g, 1, one, k, to_right.data());
   }
 }
 

@@ -14,6 +14,7 @@ namespace {
 template <typename Real>
 void Run<Real>::collect_entries(const Stage& g, int64_t item, At s, int64_t first, int64_t count) {
   entries.clear(), factors_of.clear(), apart = false;
+  looks_of.resize(looks_of_targets);
   const bool wide = g.labels > 0;
   for (const Alternative* a = alternatives + g.first; a < alternatives + g.first + g.count; ++a) {
     apart |= a->row >= 0 && looks[a->row].item;
@@ -31,7 +32,7 @@ void Run<Real>::collect_entries(const Stage& g, int64_t item, At s, int64_t firs
         entries.push_back({int64_t(factors_of.size()), a->count, part.low, part.high, 0});
         for (const FactorRecord* f = factors + a->first; f < factors + a->first + a->count; ++f) {
           factors_of.push_back({f, value(f->at, here, p, r), f->level_item < 0 ? 0 : value(f->level, here, p, r),
-                                wide ? f->hop : f->at.p, wide ? f->level_hop : f->level.p, 0});
+                                wide ? f->hop : f->at.p, wide ? f->level_hop : f->level.p, int64_t(looks_of.size()), 0});
           Part& made = factors_of.back();
           for (int64_t k = 0; k < f->looks; ++k) {
             const Look& l = looks[f->look + k];
@@ -40,7 +41,7 @@ void Run<Real>::collect_entries(const Stage& g, int64_t item, At s, int64_t firs
               const int64_t number = numbers(l, 0)[at];
               made.at += l.stride * number, made.level += l.level * number;
             } else {
-              made.from[made.looks] = &l, made.looked[made.looks] = at, made.apart[made.looks++] = wide ? l.hop : l.at.p;
+              looks_of.push_back({&l, at, wide ? l.hop : l.at.p}), ++made.looks;
             }
           }
         }
@@ -62,14 +63,14 @@ bool Run<Real>::is_alone(const Stage& g, At s, int64_t p) const {
 // entry is the link there.
 template <typename Real>
 void Run<Real>::find_targets(const Stage& g, At s, Span span) {
-  targets.resize(std::max<int64_t>(targets.size(), span.high - span.low + 1));
+  targets.resize(std::max<int64_t>(targets.size(), span.high - span.low + 1)), looks_of_targets = 0;
   for (int64_t p = span.low; p <= span.high; ++p) {
     Target& to = targets[p - span.low];
     to.g = &g, to.others.clear();
     if (g.into < 0 || !is_alone(stages[g.into], s, p)) continue;
     collect_entries(stages[g.into], 0, s, p, g.labels);
     if (fused_link() != &g - stages) continue;
-    to.g = stages + g.into;
+    to.g = stages + g.into, looks_of_targets = looks_of.size();
     for (const Part& f : factors_of) if (f.f->link < 0) to.others.push_back(f);
   }
 }
