@@ -245,8 +245,8 @@ bool Run<Real>::prepare_splits(const Stage& g, At s, Row& one) {
   // The largest level of what is possible.
   double most = -INFINITY;
   for (int64_t k = 0; k < many; ++k)
-    if (tops[k] > most && (!best || (largest(parts_of_splits[0][k], g.depth) > kNever<Real> &&
-                                     largest(parts_of_splits[1][k], g.depth2) > kNever<Real>))) most = tops[k];
+    if (tops[k] > most && (!best || (any_possible(parts_of_splits[0][k], g.depth) && any_possible(parts_of_splits[1][k], g.depth2))))
+      most = tops[k];
   if (!(most > -INFINITY)) return false;
   one.level = 0, one.top = most;
   // What is not possible may have a larger level.

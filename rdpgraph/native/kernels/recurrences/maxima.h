@@ -20,7 +20,7 @@ void Run<Real>::sum_maxima(const Stage& g, At s) {
   const int64_t count = wide ? g.labels : span.high - span.low + 1;
   for (int64_t p = span.low; p <= (wide ? span.high : span.low); ++p) {
     const Real* loss = out(g, losses[0], 0, s, p);
-    if (!(largest(loss, count) > kNever<Real>)) continue;
+    if (!any_possible(loss, count)) continue;
     collect_entries(g, 0, s, p, count);
     if (fused_link() >= 0) continue;
     // All terms, relative to one level, and the largest of each cell.
@@ -82,7 +82,7 @@ template <typename Real>
 const Real* Run<Real>::loss_of_link(const Stage& g, const Target& target, At s, int64_t p) {
   // What has no terms is not possible, and so has lost everything.
   const Real* loss = out(*target.g, losses[0], 0, s, p);
-  if (!(largest(loss, g.labels) > kNever<Real>)) return nullptr;
+  if (!any_possible(loss, g.labels)) return nullptr;
   // Entries that are added to the whole row of labels lose what each label does.
   for (const Part& f : target.others)
     if (losses[f.f->slot]) raise(losses[f.f->slot], line_of(f, 0), loss, g.labels);
@@ -193,17 +193,20 @@ void Run<Real>::split_maxima(const Stage& g, int64_t p, const Real* loss, const 
     std::fill_n(to.data() + sizes[side] * many, sizes[side] * many, kNever<Real>);
   }
   for (int64_t i = 0; i < sizes[0]; ++i)
-    for (int64_t j = 0; j < sizes[1]; ++j) {
-      const Real own = loss[i * sizes[1] + j], best = most[i * sizes[1] + j];
-      if (!(own > kNever<Real>)) continue;
-      const Real *left = t.data() + i * many, *right = z.data() + j * many;
-      Real *to_left = t.data() + (sizes[0] + i) * many, *to_right = z.data() + (sizes[1] + j) * many;
-      by_lanes<Real>(many, [&](int64_t k, auto some) {
-        const Lane<Real> one = own + ((load(left + k, some) + load(right + k, some)) - best);
-        const Lane<Real> other = load(to_left + k, some), another = load(to_right + k, some);
-        store(to_left + k, one > other ? one : other, some), store(to_right + k, one > another ? one : another, some);
-      });
-    }
+    by_lanes<Real>(many, [&](int64_t k, auto some) {
+      const Lane<Real> left = load(t.data() + i * many + k, some);
+      Lane<Real> to_left = all(kNever<Real>);
+      for (int64_t j = 0; j < sizes[1]; ++j) {
+        // Of pairs that are not possible this is -inf or NaN, which is larger than nothing.
+        const Lane<Real> right = load(z.data() + j * many + k, some);
+        const Lane<Real> one = loss[i * sizes[1] + j] + ((left + right) - most[i * sizes[1] + j]);
+        Real* to_right = z.data() + (sizes[1] + j) * many + k;
+        const Lane<Real> other = load(to_right, some);
+        to_left = one > to_left ? one : to_left;
+        store(to_right, one > other ? one : other, some);
+      }
+      store(t.data() + (sizes[0] + i) * many + k, to_left, some);
+    });
   for (int side = 0; side < 2; ++side) {
     const Real* from = turned_parts[side]->data() + sizes[side] * many;
     const Alternative& a = alternatives[g.first + side];

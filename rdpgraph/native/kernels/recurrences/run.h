@@ -170,46 +170,36 @@ template <typename Real> struct Run {
     for (const Form* f = forms + bound; f < forms + bound + bounds; ++f) narrow(span, f->p, value(*f, s, 0, r));
     return span;
   }
-  // Of the loop at a place; or for any place.
-  Span loops(const Alternative& a, int64_t item, At s, int64_t p, bool any) const {
-    Span span = own_loop(a, item, s, p);
-    for (const Form* f = forms + a.bound; f < forms + a.bound + a.bounds; ++f)
-      if (!any || !f->p) narrow(span, f->r, value(*f, s, p, 0));
-    return span;
-  }
-  // Likewise, whatever forms say.
+  // The values that data say of the inner loop.
   Span own_loop(const Alternative& a, int64_t item, At s, int64_t p) const {
-    Span span = a.loops ? Span{a.low, a.high} : Span{0, 0};
-    if (a.row < 0) return span;
     const Look& l = looks[a.row];
     const int64_t* row = numbers(l, item) + value(l.at, s, p, 0);
-    return {std::max(span.low, row[0]), std::min(span.high, row[1] - 1)};
+    return {row[0], row[1] - 1};
   }
-  // Of the outer loop, as far as forms say that have no inner one.
-  Span outer_loop(const Alternative& a, At s, int64_t p, bool any) const {
-    Span span{a.low2, a.high2};
-    if (a.loops < 2) return span;
-    s.w = 0;
-    for (const Form* f = forms + a.bound; f < forms + a.bound + a.bounds; ++f)
-      if (f->w && !f->r && !(any && f->p)) narrow(span, f->w, value(*f, s, p, 0));
-    return span;
-  }
-  // Visits all values of an alternative's loops at a place, those of the inner one as a span.
-  template <typename Visit> void each_loop(const Alternative& a, int64_t item, At s, int64_t p, Visit visit) const {
-    const Span outer = outer_loop(a, s, p, false);
+  // Visits all values of an alternative's loops at a place, those of the inner one as a span; `any`: for some place, as
+  // far as forms say that are the same for all.
+  template <typename Visit>
+  void each_loop(const Alternative& a, int64_t item, At s, int64_t p, bool any, Visit visit) const {
     const Form *first = forms + a.bound, *end = first + a.bounds;
-    // What bounds the inner loop whatever the outer one is, and then the rest.
-    Span every = a.loops ? Span{a.low, a.high} : Span{0, 0};
-    for (const Form* f = first; f < end; ++f)
-      if (!f->w) narrow(every, f->r, value(*f, s, p, 0));
+    s.w = 0;
+    // What bounds each loop whatever the other one is, and then the rest.
+    Span outer{a.low2, a.high2}, every = a.loops ? Span{a.low, a.high} : Span{0, 0};
+    for (const Form* f = first; f < end; ++f) {
+      if ((any && f->p) || (f->w && f->r)) continue;
+      if (f->w) narrow(outer, f->w, value(*f, s, p, 0));
+      else narrow(every, f->r, value(*f, s, p, 0));
+    }
     if (every.high < every.low) return;
     for (s.w = outer.low; s.w <= outer.high; ++s.w) {
       Span span = every;
       if (a.row >= 0) span = own_loop(a, item, s, p), span = {std::max(span.low, every.low), std::min(span.high, every.high)};
       for (const Form* f = first; f < end; ++f)
-        if (f->w && f->r) narrow(span, f->r, value(*f, s, p, 0));
+        if (f->w && f->r && !(any && f->p)) narrow(span, f->r, value(*f, s, p, 0));
       if (span.low <= span.high) visit(s, span);
     }
+  }
+  template <typename Visit> void each_loop(const Alternative& a, int64_t item, At s, int64_t p, Visit visit) const {
+    each_loop(a, item, s, p, false, visit);
   }
   void find_splits(const Alternative& a, int64_t item, At s, int64_t p) {
     splits.clear();
@@ -325,6 +315,7 @@ template <typename Real> struct Run {
   struct Way { const Alternative* a; Split at; };  // a term of a cell of a sum
   std::vector<Way> ways;
   std::vector<Part> factors_of;
+  std::vector<int64_t> starts;
   std::vector<Looked> looks_of;  // of the parts of `targets`, and then of all entries
   size_t looks_of_targets = 0;
   bool apart = false;  // whether items have lists of their own, so that entries are those of one item
@@ -390,6 +381,9 @@ template <typename Real> struct Run {
   template <bool best> void sum_up(const Stage& g, At s);
   void shares(const Stage& g, const Real* done, const Real* above, double known, int64_t item, int64_t count);
   void sum_down(const Stage& g, At s);
+  static bool any_possible(const Real* logs, int64_t count) {
+    return std::any_of(logs, logs + count, [](Real one) { return one > kNever<Real>; });
+  }
   static bool any_of(const Real* values, int64_t count) {
     bool any = false;
     for (int64_t k = 0; k < count; ++k) any |= values[k] != 0;

@@ -18,21 +18,26 @@ void Run<Real>::collect_entries(const Stage& g, int64_t item, At s, int64_t firs
   const bool wide = g.labels > 0;
   for (const Alternative* a = alternatives + g.first; a < alternatives + g.first + g.count; ++a) {
     apart |= a->row >= 0 && looks[a->row].item;
-    const Span outer = outer_loop(*a, s, first, !wide);
-    for (At here{s.s, s.q, s.u, outer.low, s.o}; here.w <= outer.high; ++here.w) {
-      const Span span = loops(*a, item, here, first, !wide);
+    const FactorRecord *own = factors + a->first, *end = own + a->count;
+    each_loop(*a, item, s, first, !wide, [&](At here, Span span) {
+      // Where all is at 0 of the inner loop, from whose values it moves by strides; and what forms are that bound places.
+      starts.clear();
+      for (const FactorRecord* f = own; f < end; ++f)
+        starts.push_back(value(f->at, here, first, 0)), starts.push_back(value(f->level, here, first, 0));
+      for (int64_t k = 0; !wide && k < a->bounds; ++k) starts.push_back(value(forms[a->bound + k], here, first, 0));
       for (int64_t r = span.low; r <= span.high; ++r) {
         Span part{0, count - 1};
-        if (!wide) {
-          part = places(a->bound, a->bounds, here, r, {first, first + count - 1});
-          part.low -= first, part.high -= first;
-          if (part.high < part.low) continue;
+        for (int64_t k = 0; !wide && k < a->bounds; ++k) {
+          const Form& f = forms[a->bound + k];
+          if (f.p) narrow(part, f.p, starts[2 * a->count + k] + f.r * r);
         }
-        const int64_t p = wide ? first : first + part.low;
+        if (part.high < part.low) continue;
+        const int64_t p = first + part.low;
         entries.push_back({int64_t(factors_of.size()), a->count, part.low, part.high, 0});
-        for (const FactorRecord* f = factors + a->first; f < factors + a->first + a->count; ++f) {
-          factors_of.push_back({f, value(f->at, here, p, r), f->level_item < 0 ? 0 : value(f->level, here, p, r),
-                                wide ? f->hop : f->at.p, wide ? f->level_hop : f->level.p, int64_t(looks_of.size()), 0});
+        for (const FactorRecord* f = own; f < end; ++f) {
+          const int64_t *start = starts.data() + 2 * (f - own), at = start[0] + f->at.r * r, level = start[1] + f->level.r * r;
+          factors_of.push_back({f, at + f->at.p * part.low, level + f->level.p * part.low, wide ? f->hop : f->at.p,
+                                wide ? f->level_hop : f->level.p, int64_t(looks_of.size()), 0});
           Part& made = factors_of.back();
           for (int64_t k = 0; k < f->looks; ++k) {
             const Look& l = looks[f->look + k];
@@ -46,7 +51,7 @@ void Run<Real>::collect_entries(const Stage& g, int64_t item, At s, int64_t firs
           }
         }
       }
-    }
+    });
   }
 }
 
