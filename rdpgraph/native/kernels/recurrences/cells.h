@@ -1,7 +1,7 @@
 // One cell of a table: its terms, of which its sum or maximum is made, and what each of them reads.
 //
 // A cell v of a table is log sum_k exp(t_k), or max_k t_k, with terms t_k = sum of the cells and entries that k
-// reads. For a sum, k is an alternative and the values of its loops (`ways`); for a link or a pair, a label of the
+// reads. For a sum, k is an alternative and the values of its loops (`terms_of`); for a link or a pair, a label of the
 // row and a split. The terms are in `line`, relative to one level.
 
 #pragma once
@@ -21,16 +21,6 @@ typename Run<Real>::Cell Run<Real>::cell_at(int64_t at) const {
   Cell cell{found, {next(found->out.s)}, 0, 0};
   cell.s.o = next(found->out.o), cell.s.q = next(found->out.q), cell.s.u = next(found->out.u), cell.p = next(found->out.p), cell.v = rest;
   return cell;
-}
-
-// The terms of a sum at a place: alternatives and the values of their loops.
-template <typename Real>
-void Run<Real>::find_ways(const Stage& g, int64_t item, At s, int64_t p) {
-  ways.clear();
-  for (const Alternative* a = alternatives + g.first; a < alternatives + g.first + g.count; ++a)
-    each_loop(*a, item, s, p, [&](At here, Span span) {
-      for (int64_t r = span.low; r <= span.high; ++r) ways.push_back({a, {here, r}});
-    });
 }
 
 // The logs of the labels before a link of a series, given that after it, into `line`.
@@ -57,20 +47,12 @@ void Run<Real>::expand(const Cell& cell, int64_t item) {
   if (const Series* one = series_of(g, cell.s.s)) return line_of_series(*one, item, cell.s.s, cell.v);
   double known, base = -INFINITY;
   if (g.kind == kKindSum) {
-    find_ways(g, item, cell.s, cell.p);
-    line.assign(ways.size(), Real(0));
-    if (ways.size() == 1) return;  // perhaps of a link that was written into the sum, and nowhere else
-    tops.resize(ways.size());
-    for (size_t k = 0; k < ways.size(); ++k) {
-      const Way& way = ways[k];
-      double sum = 0;
-      for (const FactorRecord* f = factors + way.a->first; f < factors + way.a->first + way.a->count; ++f) {
-        const Line from = line_of(*f, item, way.at.s, cell.p, way.at.r);
-        sum += data[f->slot][from(cell.v)] + (from.levels ? from.levels[cell.v * from.level_hop] : 0);
-      }
-      base = std::max(base, tops[k] = sum);
-    }
-    for (size_t k = 0; k < ways.size(); ++k) line[k] = Real(tops[k] - base);
+    const int64_t many = find_terms(g, item, cell.s, cell.p, cell.v);
+    line.assign(many, Real(0));
+    if (many == 1) return;  // perhaps of a link that was written into the sum, and nowhere else
+    sum_streams(many);
+    for (const double top : tops) base = std::max(base, top);
+    for (int64_t k = 0; k < many; ++k) line[k] = Real(tops[k] - base);
     return;
   }
   if (g.kind == kKindOver) {
@@ -136,8 +118,12 @@ void Run<Real>::each_read(const Cell& cell, int64_t item, int64_t term, bool kno
     return;
   }
   if (g.kind == kKindSum) {
-    if (!known) find_ways(g, item, cell.s, cell.p);
-    return each_read_of(*ways[term].a, item, ways[term].at, cell.p, cell.v, reach);
+    if (!known) find_terms(g, item, cell.s, cell.p, cell.v);
+    const Terms* part = terms_of.data();
+    for (; term > part->high - part->low; ++part) term -= part->high - part->low + 1;
+    for (int64_t k = part->first, level; k < part->first + part->a->count; ++k)
+      reach(streams[k].f->slot, place_in(streams[k], part->low + term, &level) - item * streams[k].f->item);
+    return;
   }
   if (!known) find_splits(alternatives[g.first], item, cell.s, cell.p);
   const int64_t depth = depth_of(g), k = term % depth;

@@ -121,12 +121,11 @@ void Run<Real>::shake(const Cell& cell, int64_t item) {
   const Cell first = cell_at(at);
   if (const Series* one = series_of(*first.g, first.s.s)) return shake(*one, first.s.s);
   if (first.g->kind != kKindSum) return;
-  find_ways(*first.g, item, first.s, first.p);
-  if (ways.size() != 1) return;
-  const Way& way = ways[0];
-  for (const FactorRecord *f = factors + way.a->first, *end = f + way.a->count; f < end; ++f) {
+  if (find_terms(*first.g, item, first.s, first.p, 0) != 1) return;
+  const Terms& term = terms_of[0];
+  for (const FactorRecord *f = factors + term.a->first, *end = f + term.a->count; f < end; ++f) {
     if (f->slot != noisy) continue;
-    const Line own = line_of(*f, item, way.at.s, first.p, way.at.r);
+    const Line own = line_of(*f, item, term.s, first.p, term.low);
     for (size_t k = 0; k < line.size(); ++k) line[k] += noise[own(k) - item * f->item];
   }
 }
@@ -247,8 +246,7 @@ void Run<Real>::each_read_through(const Cell& cell, int64_t item, int64_t term, 
   for (const int64_t place : inner) {
     const Cell one = cell_at(place);
     if (one.g->kind == kKindSum && !series_of(*one.g, one.s.s)) {
-      find_ways(*one.g, item, one.s, one.p);
-      if (ways.size() == 1) { each_read_through(one, item, 0, reach); continue; }
+      if (find_terms(*one.g, item, one.s, one.p, one.v) == 1) { each_read_through(one, item, 0, reach); continue; }
     }
     reach(0, place);
   }

@@ -312,8 +312,6 @@ template <typename Real> struct Run {
   struct Looked { const Look* l; int64_t at, apart; };
   struct Entry { int64_t first, count, low, high; double level; };
   std::vector<Entry> entries;
-  struct Way { const Alternative* a; Split at; };  // a term of a cell of a sum
-  std::vector<Way> ways;
   std::vector<Part> factors_of;
   std::vector<int64_t> starts;
   std::vector<Looked> looks_of;  // of the parts of `targets`, and then of all entries
@@ -360,23 +358,33 @@ template <typename Real> struct Run {
     for (int64_t k = 0; k < count; ++k) sum += logs[k];
     return sum;
   }
-  template <bool best> void sum_of_cell(int64_t item, Real* to, double* known);
-  template <bool best> void sum_of_tops(Real* to, double* known);
-  // What a factor reads in the entries of a row of a list, one after the other: numbers `hop` apart, and further by
-  // what data say of each entry; likewise their levels.
-  struct Stream {
-    int64_t slot, at, hop, stride = 0, level_hop = 0, level_stride = 0, number_hop = 0;
-    const double* levels = nullptr;
-    const int64_t* numbers = nullptr;
-    int64_t operator()(int64_t r) const { return at + r * hop + (numbers ? stride * numbers[r * number_hop] : 0); }
-  };
-  struct Row_of { int64_t first, low, high; };  // where its streams begin, and its entries
+  // The terms of one cell of a sum: for each alternative and each value of its outer loop those of the inner one from
+  // `low` to `high`, whose factors have streams from `first` on. A stream has the place of a number, and that of its
+  // level, where the inner loop is at 0; along the loop they move by strides, and further by what data say.
+  struct Terms { const Alternative* a; At s; int64_t first, low, high; };
+  struct Stream { const FactorRecord* f; int64_t at, level, look; };
+  std::vector<Terms> terms_of;
   std::vector<Stream> streams;
-  std::vector<Row_of> rows_of;
-  bool is_list(const Stage& g) const;
-  void sum_row(const Stage& g, int64_t item, At s, int64_t p);
-  template <bool best> void list_up(const Stage& g, int64_t item, At s, int64_t p);
-  void list_down(const Stage& g, int64_t item, At s, int64_t p);
+  std::vector<const int64_t*> numbers_of;  // what data say, by the looks of all streams
+  int64_t find_terms(const Stage& g, int64_t item, At s, int64_t p, int64_t v);
+  void sum_streams(int64_t many);
+  int64_t place_in(const Stream& one, int64_t r, int64_t* level) const {
+    const FactorRecord& f = *one.f;
+    int64_t at = one.at + r * f.at.r;
+    *level = one.level + r * f.level.r;
+    for (int64_t k = 0; k < f.looks; ++k) {
+      const Look& l = looks[f.look + k];
+      const int64_t number = numbers_of[one.look + k][r * l.at.r];
+      at += l.stride * number, *level += l.level * number;
+    }
+    return at;
+  }
+  // Whether a link has written the only term of a cell.
+  bool is_fused(int64_t many) const {
+    return !apart && many == 1 && std::any_of(streams.begin(), streams.end(), [](const Stream& one) { return one.f->link >= 0; });
+  }
+  template <bool best> void cell_up(const Stage& g, int64_t item, At s, int64_t p);
+  void cell_down(const Stage& g, int64_t item, At s, int64_t p);
   void product(const Entry& one, int64_t item, Real more, Real* to) const;
   template <bool best> void sum_up(const Stage& g, At s);
   void shares(const Stage& g, const Real* done, const Real* above, double known, int64_t item, int64_t count);
@@ -643,7 +651,6 @@ template <typename Real> struct Run {
   struct Cell { const Stage* g; At s; int64_t p, v; };
   std::vector<Real> line;
   Cell cell_at(int64_t at) const;
-  void find_ways(const Stage& g, int64_t item, At s, int64_t p);
   void expand(const Cell& cell, int64_t item);
   template <typename Reach>
   void each_read_of(const Alternative& a, int64_t item, const Split& at, int64_t p, int64_t label, Reach reach);

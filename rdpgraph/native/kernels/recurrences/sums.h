@@ -109,23 +109,58 @@ void Run<Real>::product(const Entry& one, int64_t item, Real more, Real* to) con
   if (none) std::fill(to, to + count, more);
 }
 
-// The sum of the entries of one cell, which lie side by side in `terms`, and its level.
+// Finds the terms of a cell, of one label, and what their factors read; returns how many there are.
 template <typename Real>
-template <bool best>
-void Run<Real>::sum_of_cell(int64_t item, Real* to, double* known) {
-  const int64_t many = entries.size();
-  tops.resize(many);
-  for (int64_t k = 0; k < many; ++k) tops[k] = log_of_entry(entries[k], item);
-  sum_of_tops<best>(to, known);
+int64_t Run<Real>::find_terms(const Stage& g, int64_t item, At s, int64_t p, int64_t v) {
+  terms_of.clear(), streams.clear(), numbers_of.clear(), apart = false;
+  int64_t many = 0;
+  for (const Alternative* a = alternatives + g.first; a < alternatives + g.first + g.count; ++a) {
+    apart |= a->row >= 0 && looks[a->row].item;
+    each_loop(*a, item, s, p, [&](At here, Span span) {
+      terms_of.push_back({a, here, int64_t(streams.size()), span.low, span.high}), many += span.high - span.low + 1;
+      for (const FactorRecord* f = factors + a->first; f < factors + a->first + a->count; ++f) {
+        streams.push_back({f, value(f->at, here, p, 0) + v * f->hop + item * f->item, 0, int64_t(numbers_of.size())});
+        if (f->level_item >= 0) streams.back().level = value(f->level, here, p, 0) + v * f->level_hop + item * f->level_item;
+        for (const Look* l = looks + f->look; l < looks + f->look + f->looks; ++l)
+          numbers_of.push_back(numbers(*l, item) + value(l->at, here, p, 0) + v * l->hop);
+      }
+    });
+  }
+  return many;
 }
 
-// The sum of the logs in `tops`, and its level.
+// Writes the logs of the terms that were found into `tops`.
+template <typename Real>
+void Run<Real>::sum_streams(int64_t many) {
+  tops.assign(many, 0.0);
+  double* to = tops.data();
+  for (const Terms& part : terms_of) {
+    to -= part.low;
+    for (const Stream *one = streams.data() + part.first, *end = one + part.a->count; one < end; ++one) {
+      const FactorRecord& f = *one->f;
+      const Real* from = data[f.slot];
+      const bool known = f.level_item >= 0;
+      if (!f.looks) for (int64_t r = part.low; r <= part.high; ++r)
+        to[r] += from[one->at + r * f.at.r] + (known ? levels[one->level + r * f.level.r] : 0);
+      else for (int64_t r = part.low; r <= part.high; ++r) {
+        int64_t level;
+        to[r] += from[place_in(*one, r, &level)];
+        if (known) to[r] += levels[level];
+      }
+    }
+    to += part.high + 1;
+  }
+}
+
+// One cell of a sum, and its level.
 template <typename Real>
 template <bool best>
-void Run<Real>::sum_of_tops(Real* to, double* known) {
-  const int64_t many = tops.size();
-  terms.resize(std::max<int64_t>(terms.size(), many));
-  double top = -INFINITY, sum = 1;
+void Run<Real>::cell_up(const Stage& g, int64_t item, At s, int64_t p) {
+  const int64_t many = find_terms(g, item, s, p, 0);
+  if (is_fused(many)) return;
+  Real* to = out(g, data[0], item, s, p);
+  double *known = out_level(g, item, s, p), top = -INFINITY, sum = 1;
+  sum_streams(many), terms.resize(std::max<int64_t>(terms.size(), many));
   for (int64_t k = 0; k < many; ++k) top = std::max(top, tops[k]);
   if (!(top > -INFINITY)) { *to = kNever<Real>, *known = 0; return; }
   if (!best && many > 1) {
@@ -135,73 +170,29 @@ void Run<Real>::sum_of_tops(Real* to, double* known) {
   *to = 0, *known = top + std::log(sum);
 }
 
-// Whether a stage sums rows of lists into single cells, by factors that one number of each entry says the place of.
+// Adds the shares of all terms of a cell, times its gradient, to the gradients of what they read.
 template <typename Real>
-bool Run<Real>::is_list(const Stage& g) const {
-  bool any = false;
-  for (const Alternative* a = alternatives + g.first; a < alternatives + g.first + g.count; ++a) {
-    any |= a->row >= 0;
-    for (const FactorRecord* f = factors + a->first; f < factors + a->first + a->count; ++f)
-      if (f->link >= 0 || f->looks > 1 || f->gather) return false;
-  }
-  return any;
-}
-
-// Writes the logs of all entries of a cell of such a stage into `tops`, and what they read into `streams` by `rows_of`.
-template <typename Real>
-void Run<Real>::sum_row(const Stage& g, int64_t item, At s, int64_t p) {
-  streams.clear(), rows_of.clear(), tops.clear();
-  for (const Alternative* a = alternatives + g.first; a < alternatives + g.first + g.count; ++a)
-    each_loop(*a, item, s, p, [&](At here, Span span) {
-      rows_of.push_back({int64_t(streams.size()), span.low, span.high});
-      const int64_t start = tops.size(), many = span.high - span.low + 1;
-      tops.resize(start + many, 0.0);
-      double* to = tops.data() + start - span.low;
-      for (const FactorRecord* f = factors + a->first; f < factors + a->first + a->count; ++f) {
-        Stream one{f->slot, value(f->at, here, p, 0) + item * f->item, f->at.r};
-        if (f->level_item >= 0) {
-          one.levels = levels + item * f->level_item + value(f->level, here, p, 0);
-          one.level_hop = f->level.r;
-        }
-        if (f->looks) {
-          const Look& l = looks[f->look];
-          one.numbers = numbers(l, item) + value(l.at, here, p, 0);
-          one.number_hop = l.at.r, one.stride = l.stride, one.level_stride = l.level;
-        }
-        const Real* from = data[f->slot];
-        for (int64_t r = span.low; r <= span.high; ++r) to[r] += from[one(r)];
-        if (one.levels)
-          for (int64_t r = span.low; r <= span.high; ++r)
-            to[r] += one.levels[r * one.level_hop + (one.numbers ? one.level_stride * one.numbers[r * one.number_hop] : 0)];
-        streams.push_back(one);
-      }
-    });
-}
-
-template <typename Real>
-template <bool best>
-void Run<Real>::list_up(const Stage& g, int64_t item, At s, int64_t p) {
-  sum_row(g, item, s, p);
-  sum_of_tops<best>(out(g, data[0], item, s, p), out_level(g, item, s, p));
-}
-
-// Adds the shares of all entries, times the gradient of the cell, to the gradients of what they read.
-template <typename Real>
-void Run<Real>::list_down(const Stage& g, int64_t item, At s, int64_t p) {
-  sum_row(g, item, s, p);
-  const int64_t many = tops.size();
+void Run<Real>::cell_down(const Stage& g, int64_t item, At s, int64_t p) {
+  const int64_t many = find_terms(g, item, s, p, 0);
+  if (is_fused(many)) return;
+  sum_streams(many), terms.resize(std::max<int64_t>(terms.size(), many));
   const double known = *out_level(g, item, s, p) + finite(*out(g, data[0], item, s, p));
-  terms.resize(std::max<int64_t>(terms.size(), many));
   for (int64_t k = 0; k < many; ++k) terms[k] = Real(tops[k] - known);
   const Real sum = exps_sum(terms.data(), many), scale = sum > 0 ? *out(g, grads[0], item, s, p) / sum : 0;
   for (int64_t k = 0; k < many; ++k) terms[k] *= scale;
   const Real* from = terms.data();
-  for (const Row_of& row : rows_of) {
-    const int64_t end = &row == &rows_of.back() ? streams.size() : (&row)[1].first;
-    for (int64_t k = row.first; k < end; ++k)
-      if (Real* to = grads[streams[k].slot])
-        for (int64_t r = row.low; r <= row.high; ++r) to[streams[k](r)] += from[r - row.low];
-    from += row.high - row.low + 1;
+  for (const Terms& part : terms_of) {
+    from -= part.low;
+    for (const Stream *one = streams.data() + part.first, *end = one + part.a->count; one < end; ++one) {
+      Real* to = grads[one->f->slot];
+      int64_t level;
+      for (int64_t r = part.low; to && r <= part.high; ++r) {
+        const int64_t at = place_in(*one, r, &level);
+        if (waits) wait(to, Line{at, 0}, from + r, 1);
+        else to[at] += from[r];
+      }
+    }
+    from += part.high + 1;
   }
 }
 
@@ -213,12 +204,10 @@ void Run<Real>::sum_up(const Stage& g, At s) {
   if (span.high < span.low) return;
   const bool wide = g.labels > 0;
   const int64_t count = wide ? g.labels : span.high - span.low + 1;
-  const bool list = count == 1 && is_list(g);
   for (int64_t p = span.low; p <= (wide ? span.high : span.low); ++p) {
-    for (int64_t item = 0; list && item < batch; ++item) if (is_needed(g, item, s)) list_up<best>(g, item, s, p);
-    // Cells of listed terms are summed one by one; other sums take all labels or all places of a step at
-    // once.
-    if (list) continue;
+    // Single cells are summed one by one, and otherwise all labels or all places of a step at once.
+    for (int64_t item = 0; count == 1 && item < batch; ++item) if (is_needed(g, item, s)) cell_up<best>(g, item, s, p);
+    if (count == 1) continue;
     collect_entries(g, 0, s, p, count);
     if (fused_link() >= 0) continue;
     for (int64_t item = 0; item < batch; ++item) {
@@ -228,7 +217,6 @@ void Run<Real>::sum_up(const Stage& g, At s) {
       terms.resize(std::max<int64_t>(terms.size(), many * count));
       Real* to = out(g, data[0], item, s, p);
       double* known = out_level(g, item, s, p);
-      if (count == 1) { sum_of_cell<best>(item, to, known); continue; }
       // Terms have levels of their own: all are taken relative to the highest.
       double base = -INFINITY;
       for (Entry& one : entries) base = std::max(base, one.level = level_of(one, item));
@@ -310,11 +298,10 @@ void Run<Real>::sum_down(const Stage& g, At s) {
   if (span.high < span.low) return;
   const bool wide = g.labels > 0;
   const int64_t count = wide ? g.labels : span.high - span.low + 1;
-  const bool list = count == 1 && is_list(g);
   for (int64_t p = span.low; p <= (wide ? span.high : span.low); ++p) {
-    for (int64_t item = 0; list && item < batch; ++item)
-      if (is_needed(g, item, s) && *out(g, grads[0], item, s, p)) list_down(g, item, s, p);
-    if (list) continue;
+    for (int64_t item = 0; count == 1 && item < batch; ++item)
+      if (is_needed(g, item, s) && *out(g, grads[0], item, s, p)) cell_down(g, item, s, p);
+    if (count == 1) continue;
     collect_entries(g, 0, s, p, count);
     if (fused_link() >= 0) continue;
     for (int64_t item = 0; item < batch; ++item) {
