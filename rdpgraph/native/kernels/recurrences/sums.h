@@ -175,11 +175,13 @@ template <typename Real>
 void Run<Real>::cell_down(const Stage& g, int64_t item, At s, int64_t p) {
   const int64_t many = find_terms(g, item, s, p, 0);
   if (is_fused(many)) return;
+  // The gradient of the cell by shares, divided by what these add up to, as logs are rounded.
   sum_streams(many), terms.resize(std::max<int64_t>(terms.size(), many));
   const double known = *out_level(g, item, s, p) + finite(*out(g, data[0], item, s, p));
   for (int64_t k = 0; k < many; ++k) terms[k] = Real(tops[k] - known);
   const Real sum = exps_sum(terms.data(), many), scale = sum > 0 ? *out(g, grads[0], item, s, p) / sum : 0;
   for (int64_t k = 0; k < many; ++k) terms[k] *= scale;
+  // Each run adds its shares to what its factors read, or has them wait until all places are done.
   const Real* from = terms.data();
   for (const Terms& part : terms_of) {
     from -= part.low;
