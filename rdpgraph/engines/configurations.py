@@ -11,7 +11,7 @@ from torch import Tensor
 
 from rdpgraph.engines.moves import Moves
 from rdpgraph.engines.reduction.network import Network
-from rdpgraph.engines.reduction.tables import Integers, Tables
+from rdpgraph.engines.reduction.tables import Integers
 from rdpgraph.engines.scores import score_range
 from rdpgraph.engines.solution import Solution
 from rdpgraph.errors import BudgetError
@@ -135,8 +135,8 @@ def scored_in_graph(graph: FactorGraph, states: Tensor) -> Searched:
     return Searched(states, known, torch.zeros_like(known, dtype=torch.bool))
 
 
-def completed(tables: Tables, count: int, states: Integers) -> Integers:
+def completed(moves: Moves, count: int, states: Integers) -> Integers:
     """Return states in which auxiliary variables have their best ones, if tables are small."""
-    moves, part = Moves(tables, frozenset()), range(count, len(tables.sizes))
+    part = range(count, len(moves.tables.sizes))
     order = moves.part(part, rng=Random(0), cells=1e6)
     return states if order is None else moves.solved(order, states)[0]

@@ -261,6 +261,7 @@ class NeighbourhoodSearch:
         self._limit_moves(patience)
         walk, took, moves = _Walk(states, value, self.rng), 0.0, 0
         while (start := clock.now()) + took <= end and patience.left >= 0:
+            # The ends that a caller asks for.
             if walk.stale > stale:
                 break
             if any_possible and self.tables.is_possible(walk.best_value):
@@ -270,6 +271,7 @@ class NeighbourhoodSearch:
             if not self.whole:  # until none is violated, parts lie around violated hard zeros
                 violated = self.tables.violated(walk.here)
                 self.centres = [v for v in violated if v not in self.settled] or self.asked
+            # What is solved next: with larger tables where sums leave nothing else free.
             order = self._next(deadline=end, widely=walk.stuck or bool(walk.away))
             if order is None:
                 if self.summed and clock.now() < end and self._grow():
@@ -278,6 +280,7 @@ class NeighbourhoodSearch:
             solves = order.count + len(order.fixed)
             if self.summed and order.count == len(self.summed) < solves and self._grow():
                 continue  # no variable to maximise over was free
+            # The move: from other states of some fixed variables where nothing is gained any more.
             if walk.stuck and order.fixed:
                 walk.leave(self._changed(walk.home, order))
             states, value = self.moves.solved(order, walk.here)
@@ -290,6 +293,7 @@ class NeighbourhoodSearch:
                 return SearchOutcome(
                     states, value, optimal=True, moves=moves, seconds=clock.now() - begin
                 )
+            # A gain leaves more time for the next; without one, tables grow now and then.
             if walk.arrive(states, value):
                 gained = patience.gained = clock.now()
                 self._limit_moves(patience)

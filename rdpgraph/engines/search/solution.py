@@ -18,6 +18,7 @@ from rdpgraph._core.cache import cached_property
 from rdpgraph._core.numbers import PROOF
 from rdpgraph.engines.configurations import Searched, best_of, completed, scored, scored_in_graph
 from rdpgraph.engines.elimination_bounds import ceilings
+from rdpgraph.engines.moves import Moves
 from rdpgraph.engines.reduction.network import Network, reduce_graph
 from rdpgraph.engines.reduction.tables import (
     Integers,
@@ -84,7 +85,8 @@ def search(
         if summed and fits:
             starts = starts_of_sums(network, item, run, first, replace(limits, seconds=share))
         elif active > len(network.numbers):
-            first = completed(tables, len(network.numbers), first)
+            moves = Moves(tables, frozenset()) if summed else run.moves
+            first = completed(moves, len(network.numbers), first)
             # What is best given the start need not be what is settled.
             starts = [first if known is None else np.where(known >= 0, known, first)]
         share = max(until - clock.now(), 0.02 * share)
