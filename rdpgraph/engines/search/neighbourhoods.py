@@ -176,8 +176,8 @@ class NeighbourhoodSearch:
             part, own, before = effort.SHORT_SEARCH * seconds, patience, best
             if best is not None:  # a gain from this start need not be one over the best
                 part, own = min(part, patience.left), Patience()
-            if part < 0:
-                break
+                if part < 0:
+                    break
             other = self.run(
                 states, seconds=part, patience=own, stale=effort.TIRED_MOVES, **settings
             )
