@@ -226,6 +226,7 @@ struct PairWorker {
     const auto arrived = [&](int e, int64_t i) {
       return row(best ? ends[e].logs : ends[e].values, e, i);
     };
+    // One table for all: what arrives at the other ends of all factors, by its panels for messages to an end.
     if (k.tables == 1) {
       for (int e = 0; e < 2; ++e) {
         if (std::none_of(sends[e], sends[e] + live, [](uint8_t one) { return one; })) continue;
@@ -237,6 +238,7 @@ struct PairWorker {
       }
       return;
     }
+    // A table for each, in the directions that are sent.
     for (int64_t i = 0; i < live; ++i) {
       const Real* matrix = from + p.table_of(k, rows[i]) * k.cells;
       const Real *a = arrived(0, i), *b = arrived(1, i);
@@ -351,6 +353,7 @@ struct PairWorker {
     End& end = ends[e];
     const int64_t place = end.edges[rows[i]], step = end.c->state_step;
     const Real *sent = row(end.sent, e, i), *old = in_a_row(end, messages + place);
+    // The largest log, which is taken off all.
     Lanes top = all<Real>(kNever<Real>), change = {}, mixed_top = top;
     by_lanes<Real>(end.states, [&](int64_t x, auto live_) {
       const Lanes one = first_of<Real>(load(sent + x, kLanes), live_, kNever<Real>);
@@ -359,6 +362,8 @@ struct PairWorker {
     const Real peak = finite(largest_lane(top));
     const Lanes floor = all<Real>(Real(p.model.bounded ? kNever<double> : p.lowest));
     const Lanes least = all<Real>(Real(-p.seen));
+    // Clamped logs, their changes, and means with the old ones; written at once unless a mean is to be shifted,
+    // states do not stand in a row, or only the change is asked for.
     Real* result = step == 1 && !(how.keep > 0) ? messages + place : reinterpret_cast<Real*>(mixed.first);
     if (how.deltas) result = reinterpret_cast<Real*>(mixed.first);
     by_lanes<Real>(end.states, [&](int64_t x, auto live_) {

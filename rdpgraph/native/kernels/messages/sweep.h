@@ -24,7 +24,6 @@ namespace {
 template <typename Work>
 struct Maxima {
   using Lanes = Lane<Work>;
-  using Number = Work;
   static constexpr bool is_scaled = false;
   static Lanes zero() { return all<Work>(kNever<Work>); }
   static Lanes one() { return Lanes{}; }
@@ -35,7 +34,6 @@ struct Maxima {
 template <typename Work>
 struct Values {
   using Lanes = Lane<Work>;
-  using Number = Work;
   static constexpr bool is_scaled = true;
   static Lanes zero() { return Lanes{}; }
   static Lanes one() { return all<Work>(1); }
@@ -46,7 +44,6 @@ struct Values {
 template <typename Work>
 struct Logs {
   using Lanes = Lane<Work>;
-  using Number = Work;
   static constexpr bool is_scaled = false;
   static Lanes zero() { return all<Work>(kNever<Work>); }
   static Lanes one() { return Lanes{}; }
@@ -125,6 +122,7 @@ struct Propagation {
       Real* __restrict zeros = sums + model.beliefs;
       const Real* own = unary + v * k;
       if (!model.vanishing) {
+        // Many states, which stand in a row: message after message.
         if (step == 1) {
           for (int64_t x = 0; x < k; ++x) sums[x] = own[x];
           for (int64_t i = starts[v]; i < starts[v + 1]; ++i) {
@@ -134,6 +132,7 @@ struct Propagation {
           }
           continue;
         }
+        // Few states: state after state, whose sum stays in a register.
         for (int64_t x = 0; x < k; ++x) {
           Real sum = own[x];
           for (int64_t i = starts[v]; i < starts[v + 1]; ++i) {
@@ -144,6 +143,7 @@ struct Propagation {
         }
         continue;
       }
+      // Hard zeros are counted, and not added.
       for (int64_t x = 0; x < k; ++x) {
         const bool dead = own[x] == kNever<Real>;
         sums[x] = dead ? Real(0) : own[x], zeros[x] = dead;
