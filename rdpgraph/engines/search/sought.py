@@ -1,6 +1,7 @@
 """Modes by messages and a search that goes on from them, beside messages for sums."""
 
 import math
+import warnings
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -60,7 +61,9 @@ class Sought(SearchedMarginalModes, Approximations):
         """The messages of `Loopy()` where no seconds were given: no mode is worse than theirs."""
         if self.first.plainly is None or self.allowance.counter is None:
             return None
-        with self._for_modes.spending(), torch.no_grad():
+        with self._for_modes.spending(), torch.no_grad(), warnings.catch_warnings():
+            # That messages have found no possible mode is no news of the one that is sought.
+            warnings.simplefilter("ignore")
             solution = self.first.plainly(None)
             solution.possible_mode()
         return solution

@@ -1,5 +1,7 @@
 """When a search for a mode ends, and where it starts, if the user sets no limit."""
 
+import warnings
+
 import numpy as np
 import pytest
 import torch
@@ -43,6 +45,23 @@ def triples(count, number, seed):
     x = rg.VariableArray("x", (count,), 2)
     three = tuple(x[torch.from_numpy(slot)] for slot in scopes.T)
     return rg.FactorGraph([rg.FactorBlock(three, rg.Table(tables))]), x
+
+
+def sudoku(seed):
+    """Clues of a Sudoku of nine digits; the state of a variable says whether a cell has a digit."""
+    random, digit = np.random.default_rng(seed), np.arange(9)
+    solved = (3 * (digit[:, None] % 3) + digit[:, None] // 3 + digit) % 9
+    x = rg.VariableArray("x", (729,), 2)
+    places = np.arange(729).reshape(9, 9, 9)
+    boxes = places.reshape(3, 3, 3, 3, 9).transpose(0, 2, 4, 1, 3)
+    parts = places, places.transpose(0, 2, 1), places.transpose(1, 2, 0), boxes
+    scopes = torch.from_numpy(np.concatenate([part.reshape(-1, 9) for part in parts]))
+    unary = random.gumbel(size=(729, 2)) * 0.01
+    known = np.nonzero(random.random((9, 9)) < 0.2)
+    unary[places[known], 0] = 30.0
+    unary[places[(*known, solved[known])]] = (0.0, 30.0)
+    one = rg.FactorBlock(tuple(x[slot] for slot in scopes.T), rg.ExactlyOne(9))
+    return rg.FactorGraph([rg.FactorBlock((x,), rg.Table(torch.from_numpy(unary))), one]), x
 
 
 def score_of(graph, scheduler):
@@ -97,3 +116,14 @@ def test_no_mode_is_below_that_of_plain_messages(make, arguments):
     best, posterior = score_of(graph, rg.Auto())
     assert best >= plain - 1e-9
     assert best <= float(posterior.mode_bound()) + 1e-9
+
+
+def test_messages_without_a_possible_mode_are_not_warned_of_where_a_search_finds_one():
+    graph, _ = sudoku(5)
+    with pytest.warns(UserWarning, match="probability zero"):
+        messages = rg.infer(graph, scheduler=rg.Loopy()).mode()
+    assert int(graph.violations({**messages})) > 0
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        found = rg.infer(graph).mode()
+    assert int(graph.violations({**found})) == 0
