@@ -278,6 +278,11 @@ class Bound:
                 made[name] = flat if self._items else flat.new_zeros(1)
         return made
 
+    @property
+    def is_compiled(self) -> bool:
+        """Whether compiled code answers; else torch does."""
+        return self._split is None and self._served([*self._flat(self.given).values()])
+
     def _served(self, inputs: Sequence[Tensor]) -> bool:
         """Return whether compiled code answers, for inputs from `_flat`."""
         return executor.serves(self.program, inputs, self._sizes) and not is_transformed()

@@ -41,9 +41,11 @@ def best_states(parts: AnyChain) -> Paths:
     """(B, T) the best sequence of each item; -1 beyond a length, and where nothing is possible."""
     if _is_by_pairs(parts):
         sent = masked(parts.unary, parts.lengths) + _arriving(parts, backwards=False)
-        return traceback(sent, parts, count=1, noise=None)[0]
-    bound = rules.bound(parts, maxima=True)
-    return states_of(parts, bound.states_of("unary", None, None)[0])[0]
+    elif (bound := rules.bound(parts, maxima=True)).is_compiled:
+        return states_of(parts, bound.states_of("unary", None, None)[0])[0]
+    else:  # all states of a step take one call
+        sent = recursion.forward(parts, best=True)
+    return traceback(sent, parts, count=1, noise=None)[0]
 
 
 def k_best(parts: AnyChain, k: int) -> tuple[Paths, Tensor]:
@@ -102,12 +104,14 @@ def max_marginals(parts: AnyChain) -> Unary:
         return unary
     watched = isinstance(link, Tensor) and (unary.requires_grad or link.requires_grad)
     watched = watched and torch.is_grad_enabled()
-    wide = parts.double()
+    wide, by_rows = parts.double(), watched
     if not watched and not _is_by_pairs(parts):
-        found = rules.bound(wide, maxima=True).max_marginals("unary")["unary"]
-        return found.reshape(unary.shape).to(unary)
+        bound = rules.bound(wide, maxima=True)
+        by_rows = isinstance(link, Tensor) and not bound.is_compiled
+        if not by_rows:
+            return bound.max_marginals("unary")["unary"].reshape(unary.shape).to(unary)
     with torch.set_grad_enabled(watched):
-        if watched:
+        if by_rows:
             through = recursion.forward(wide, best=True) + recursion.backward(wide, best=True)
         else:
             through = _arriving(wide, backwards=False) + _arriving(wide, backwards=True)

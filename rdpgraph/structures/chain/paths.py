@@ -4,12 +4,14 @@ The state at each step is the argmax of ``log p(state | the state after it)`` pl
 which is an exact draw; the softmax of the same at a temperature is the relaxed one, differentiable
 in the potentials (Fu, Cunningham and Lapata 2022, arXiv:2112.03638v3, algorithm 4, on all states).
 
-Exact draws are those of the recurrence. Relaxed ones stay here, as they are weights of all states
-of a step given one at the next, which no derivation has; compiled code finds these states with the
-noise given, and `traceback` where it does not serve.
+Exact draws are those of the recurrence, by compiled code. Relaxed ones stay here, as they are
+weights of all states of a step given one at the next, which no derivation has; compiled code finds
+these states with the noise given. `traceback` finds them where it does not serve, as on GPUs; and
+exact draws and best sequences there too, in a call for a step of all draws.
 """
 
 import math
+from collections.abc import Callable
 
 import torch
 from torch import Tensor
@@ -42,7 +44,14 @@ def draw(parts: AnyChain, count: int, generator: torch.Generator | None) -> Path
     An item without a possible sequence has states -1. O(T N^2) for the forward messages, and O(N)
     for a step of a draw; with ranks O(T N r), and O(N r).
     """
-    return states_of(parts, rules.bound(parts).states_of("unary", count, generator)[0])
+    bound, shape = rules.bound(parts), parts.unary.shape
+    if bound.is_compiled:
+        return states_of(parts, bound.states_of("unary", count, generator)[0])
+
+    def noise(_step: int) -> Tensor:
+        return gumbel((count, shape[0], shape[2]), parts.unary, generator)
+
+    return traceback(recursion.forward(parts), parts, count=count, noise=noise)
 
 
 def score(parts: AnyChain, states: Paths) -> Tensor:
@@ -70,7 +79,9 @@ def along(unary: Unary, lengths: Lengths, links: Tensor, states: Paths) -> Tenso
 
 
 @torch.no_grad()
-def traceback(messages: Tensor, parts: AnyChain, *, count: int, noise: Tensor | None) -> Paths:
+def traceback(
+    messages: Tensor, parts: AnyChain, *, count: int, noise: Callable[[int], Tensor] | None
+) -> Paths:
     """(count, B, T) states decided from the last step backwards, -1 beyond the length.
 
     The state at each step is the argmax of `conditionals` given the state after it, plus noise:
@@ -81,7 +92,7 @@ def traceback(messages: Tensor, parts: AnyChain, *, count: int, noise: Tensor | 
         messages: (B, T, N) logs of the maxima or sums over prefixes up to each step, in nats.
         parts: the chains.
         count: the number of sequences for each item.
-        noise: (count, B, T, N).
+        noise: of each step, the last first: (count, B, N).
     """
     link, lengths = parts.transition, parts.lengths
     batch, total, _ = messages.shape
@@ -94,7 +105,7 @@ def traceback(messages: Tensor, parts: AnyChain, *, count: int, noise: Tensor | 
         if decided:
             into = columns(link, decided[-1].unsqueeze(2), first=step).squeeze(2)
             logs = rows[step] + torch.where(within[step + 1], into, 0.0)
-        decided.append((logs if noise is None else logs + noise[:, :, step]).argmax(-1))
+        decided.append((logs if noise is None else logs + noise(step)).argmax(-1))
     lasts = messages[torch.arange(batch, device=messages.device), (lengths - 1).clamp(min=0)]
     told = inside(lengths, total) & (lasts > -math.inf).any(-1).unsqueeze(1)
     return torch.where(told, torch.stack(decided[::-1], -1), -1)
@@ -137,7 +148,8 @@ def relaxed_by(parts: AnyChain, temperature: float, noise: Tensor) -> Tensor:
     if isinstance(parts.transition, Tensor) and total > 2:
         states = rules.bound(parts).perturbed_states_of("unary", noise)
     if states is None:
-        states = traceback(messages.detach(), parts, count=len(noise), noise=noise)
+        by_step = noise.unbind(2)
+        states = traceback(messages.detach(), parts, count=len(noise), noise=by_step.__getitem__)
 
     def of(here: slice) -> Tensor:
         return _weights(messages, parts, states, temperature, noise, here)

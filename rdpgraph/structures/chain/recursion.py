@@ -9,6 +9,7 @@ from torch import Tensor
 from rdpgraph._core import tuning
 from rdpgraph._core.compiler import opaque
 from rdpgraph._core.types import LogZ, Unary
+from rdpgraph.logspace.logmatrix import finite, soft_sum
 from rdpgraph.model.potentials.lowrank import LowRank
 from rdpgraph.structures.chain import rules
 from rdpgraph.structures.chain.factors import inside, masked, peak
@@ -19,8 +20,8 @@ from rdpgraph.structures.chain.parts import AnyChain, Parts, replaced, sides_of
 class ChainMessages:
     """Forward and backward messages of chains, in nats; -inf beyond the length."""
 
-    # (B, T, N) log-probability of the state given the prefix that ends there, its unary included,
-    # up to a constant in each row; -inf where that prefix is impossible.
+    # (B, T, N) log-probability of the state given the prefix that ends there, its unary included;
+    # -inf where that prefix is impossible.
     log_forward: Tensor
     # (B, T, N) log of the sum over suffixes after the step, its maximum 0; -inf if impossible.
     log_backward: Tensor
@@ -69,7 +70,8 @@ def forward(parts: AnyChain, *, best: bool = False) -> Unary:
         return unary
     # Of full length each row of an item is there, whatever lies beyond its own.
     full = torch.full_like(lengths, unary.shape[1])
-    sums = rules.bound(Parts(masked(unary, lengths), parts.transition, full)).rows("a", best=best)
+    whole = Parts(masked(unary, lengths), parts.transition, full)
+    sums = rules.bound(whole, maxima=best).rows("a", best=best)
     return torch.where(inside(lengths, unary.shape[1]).unsqueeze(2), sums, -math.inf)
 
 
@@ -110,7 +112,8 @@ def backward(parts: AnyChain, *, best: bool = False) -> Unary:
 
 def messages(parts: AnyChain) -> ChainMessages:
     """Forward and backward messages of tables or ranks; differentiable."""
-    return ChainMessages(forward(parts), backward(parts))
+    sent = forward(parts)
+    return ChainMessages(sent - finite(soft_sum(sent, 2)).unsqueeze(2), backward(parts))
 
 
 def filtered(parts: AnyChain) -> Unary:

@@ -293,6 +293,7 @@ def test_messages_give_the_marginals_and_the_prefixes(kind, spread):
                     joint[item, step].softmax(-1), (marginals / weights)[item, step]
                 )
                 assert found.log_backward[item, step].amax() == 0
+            torch.testing.assert_close(found.log_forward[item, step].exp().sum().item(), 1.0)
 
 
 def test_a_wrong_shape_is_noticed():

@@ -78,7 +78,7 @@ def test_a_traceback_takes_the_argmax_of_each_conditional_plus_noise(kind):
     batch, total, states = parts[0].shape
     noise = gumbel((6, batch, total, states), 0)
     messages = recursion.forward(Parts(*parts))
-    found = traceback(messages, Parts(*parts), count=6, noise=noise)
+    found = traceback(messages, Parts(*parts), count=6, noise=noise.unbind(2).__getitem__)
     for item, length in enumerate(parts[2].tolist()):
         listed, log_p = log_joint(parts, item)
         assert bool((found[:, item, length:] == -1).all())
@@ -132,7 +132,7 @@ def test_relaxed_draws_peak_where_exact_ones_are(kind, states, total, temperatur
     """Exact draws are the argmaxes of the same noise."""
     parts, _ = possible_items(*chains(kind, seed=3, states=states, total=total))
     noise, given = gumbel((20, *parts[0].shape), 4), Parts(*parts)
-    hard = traceback(recursion.forward(given), given, count=20, noise=noise)
+    hard = traceback(recursion.forward(given), given, count=20, noise=lambda t: noise[:, :, t])
     soft = relaxed_by(given, temperature, noise)
     assert soft.shape == (20, *parts[0].shape)
     told = hard >= 0
@@ -271,7 +271,7 @@ def test_long_chains_in_single_precision():
     given = Parts(unary, transition, lengths)
     soft = relaxed_by(given, 0.5, noise)
     states = straight_through(soft).argmax(-1)
-    drawn = traceback(recursion.forward(given), given, count=1, noise=noise)
+    drawn = traceback(recursion.forward(given), given, count=1, noise=lambda t: noise[:, :, t])
     assert torch.equal(states[..., :2000], drawn[..., :2000])
     assert bool((model.score(states) > -math.inf).all())
     (gradient,) = torch.autograd.grad((soft * soft).sum(), unary)
