@@ -248,10 +248,9 @@ class _Cells:
     def _flat(self, name: str) -> Tensor:
         """The values of a table; steps that no goal needs are absent."""
         shape, done = self.shapes[name], self.run.done[name]
-        one = (self.run.items, shape.cells, *shape.labels.values())
-        none = self.like.new_full(one, self.run.semiring.zero)
-        steps = [done.get(step, none) for step in range(shape.steps)]
-        return torch.cat(steps or [none[:, :0]], 1).reshape(-1)
+        none = self.like.new_full((self.run.items, *shape.sizes), self.run.semiring.zero)
+        steps = [done.get(step, none).unsqueeze(1).flatten(1) for step in range(shape.steps)]
+        return torch.cat(steps or [none.unsqueeze(1).flatten(1)[:, :0]], 1).reshape(-1)
 
     # ---- where things are ----
 

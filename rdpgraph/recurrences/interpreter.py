@@ -3,8 +3,8 @@
 One step of the order is computed at a time, for all items, places and labels. It reads whole steps
 of before, so a link from N labels to N is one matrix product: nothing has an entry for each step
 and pair of labels. An input is gathered for all steps at once, and takes as much as it is read.
-This is the reference for `executor` and `logsums`, and what has maxima, counts, and derivatives of
-derivatives where these have none.
+Over `logsums.Sums` it is how log Z is answered without compiled code; over exact log-sums it has
+derivatives of derivatives, and is the reference for `executor`.
 
 Which places a step reads depends on the sizes alone, so it is worked out once for a program and
 sizes (`Layout`) and kept.
@@ -13,28 +13,28 @@ sizes (`Layout`) and kept.
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from rdpgraph._core.cache import cached_property, remembered
+from rdpgraph._core.cache import Kept, cached_property, remembered
 from rdpgraph._core.shards import LocalPart
 from rdpgraph.errors import UnsupportedError
 from rdpgraph.recurrences.affine import Affine, evaluate_form
 from rdpgraph.recurrences.links import with_links
 from rdpgraph.recurrences.named_tensors import (
+    NamedProducts,
     NamedTensor,
-    Step,
-    contract,
+    ProductStep,
     entries_at,
     merge_names,
     plan_steps,
 )
 from rdpgraph.recurrences.program import Array, CellTable, Lookup, Program, Read, Rule, inside
-from rdpgraph.recurrences.semirings import Prepared, Semiring
+from rdpgraph.recurrences.semirings import Semiring
 
 Index = NDArray[np.int64]
 
@@ -45,43 +45,57 @@ STEP = "step"
 # ---- layouts ----
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(eq=False)
 class _TableRead:
     """What one step reads of a table: rows of the steps from `low` to `high`.
 
     Attributes:
-        rows: numbers of rows, for steps one below the other; a slice where they are in sequence.
+        rows: numbers of rows, for steps one below the other; a slice where they are in sequence,
+            and None where they are all rows of one step.
         names, sizes: of the dims that the rows have, before those of labels.
         labels: the names of their dims, or what is looked up in their place.
+        plain: the names of all dims, where no two are one and nothing is looked up; else None.
     """
 
     table: str
     low: int
     high: int
-    rows: Tensor | slice
+    rows: Tensor | slice | None
     names: tuple[str, ...]
     sizes: tuple[int, ...]
     labels: tuple[str | Lookup, ...]
+    plain: tuple[str, ...] | None
 
 
-@dataclass(frozen=True, eq=False)
-class _RuleStep:
+@dataclass(eq=False)
+class RuleStep:
     """A rule in one step.
 
     Attributes:
         box: the values, from and to, of each place and loop in which it adds anything.
         mask: where in the box it does; None: everywhere.
-        reads: of tables, in the order of the factors.
+        reads: of tables, one for each factor; None for those that are inputs.
+        counted: what only conditions have, and is summed over as well: it counts its values.
+        spans: the ends of the places in the box.
+        pad: how many places there are around the box, for `pad`; None: none.
+        cell: what is read of a table, if the rule is one of one cell that reads one other; else
+            None.
+        plan: how the factors are multiplied; None until they are.
     """
 
     rule: int
     box: Mapping[str, tuple[int, int]]
     mask: Tensor | None
-    reads: tuple[_TableRead, ...]
+    reads: tuple[_TableRead | None, ...]
+    counted: tuple[str, ...]
+    spans: tuple[tuple[int, int], ...]
+    pad: list[int] | None
+    cell: _TableRead | None = None
+    plan: list[ProductStep] | None = None
 
 
 @dataclass(frozen=True, eq=False)
-class _Shape:
+class TableShape:
     """A table's coordinates: the axis that the order gives, the others, and labels.
 
     Attributes:
@@ -101,10 +115,21 @@ class _Shape:
         """How many places a step has."""
         return math.prod(self.places.values())
 
-    @property
-    def is_plain(self) -> bool:
-        """Whether a step's cells are those of its places: the order gives the axis that is left."""
-        return self.solved is not None or not self.table.order.names & {*self.table.axes}
+    @cached_property
+    def names(self) -> tuple[str, ...]:
+        """The dims of the values of a step."""
+        return (*self.places, *self.labels)
+
+    @cached_property
+    def sizes(self) -> tuple[int, ...]:
+        """Their sizes."""
+        return (*self.places.values(), *self.labels.values())
+
+    def in_rows(self, values: Tensor) -> Tensor:
+        """(items, cells, *labels) the values of a step, (items, *places, *labels)."""
+        if len(self.places) == 1:
+            return values
+        return values.reshape(len(values), self.cells, *self.labels.values())
 
     def coordinates(self) -> dict[str, Affine]:
         """Every axis by the step and the places."""
@@ -116,7 +141,7 @@ class _Shape:
         return found
 
 
-def shape_of(program: Program, table: CellTable, sizes: Mapping[str, int]) -> _Shape:
+def shape_of(program: Program, table: CellTable, sizes: Mapping[str, int]) -> TableShape:
     """A table's coordinates at some sizes."""
     known = {axis: size.evaluate(sizes) for axis, size in zip(table.axes, table.sizes, strict=True)}
     order = table.order
@@ -126,7 +151,23 @@ def shape_of(program: Program, table: CellTable, sizes: Mapping[str, int]) -> _S
     labels = {axis: size for axis, size in known.items() if axis in program.labels}
     places = {a: size for a, size in known.items() if a not in program.labels and a != solved}
     steps = max(0, table.order_end.evaluate(sizes) + 1) if all(known.values()) else 0
-    return _Shape(table, solved, places, labels, steps)
+    return TableShape(table, solved, places, labels, steps)
+
+
+class InputRead(NamedTuple):
+    """How an input is read at all steps, places and loops of a rule.
+
+    Attributes:
+        at: the indices by step, places, loops and labels.
+        taken, kept: those that are looked up, and those that are labels alone. A label that reads
+            a part of a dim is not among these.
+        names: the dims of what is read.
+    """
+
+    at: Sequence[Affine | Lookup]
+    taken: Sequence[int]
+    kept: Sequence[int]
+    names: tuple[str, ...]
 
 
 class Layout:
@@ -137,10 +178,13 @@ class Layout:
         self.shapes = {table.name: shape_of(program, table, sizes) for table in program.tables}
         self.ranges = {name: size.evaluate(sizes) for name, size in program.ranges.items()}
         self.steps = max((shape.steps for shape in self.shapes.values()), default=0)
-        self.plans: dict[tuple[int, tuple[tuple[str, ...], ...]], list[Step]] = {}
-        self.terms: dict[tuple[str, int], list[_RuleStep]] = {}
+        self.flats: dict[object, Tensor] = {}
+        self.ends: dict[tuple[str, int], int] = {}
+        self.listed: Kept[dict[Any, Any]] | None = None  # what `lists` works out for data
+        self._gathered: dict[tuple[str, Read], InputRead] = {}
+        self.terms: dict[tuple[str, int], list[RuleStep]] = {}
 
-    def terms_at(self, table: str, step: int) -> list[_RuleStep]:
+    def terms_at(self, table: str, step: int) -> list[RuleStep]:
         """The rules of a table that add something in a step."""
         key = table, step
         if key not in self.terms:
@@ -152,38 +196,50 @@ class Layout:
             self.terms[key] = [term for term in found if term is not None]
         return self.terms[key]
 
+    def series_end(self, term: RuleStep, table: str, first: int) -> int:
+        """The first step of a table from one on that no rule computes from the cell before it.
+
+        Or not by the rule of the first one alone.
+        """
+        if (table, first) not in self.ends:
+            last = first
+            while last < self.shapes[table].steps:
+                terms = self.terms_at(table, last)
+                cell = terms[0].cell if len(terms) == 1 and terms[0].rule == term.rule else None
+                if cell is None or (cell.table, cell.low) != (table, last - 1):
+                    break
+                last += 1
+            self.ends[table, first] = last
+        return self.ends[table, first]
+
     def loops(self, rule: Rule) -> list[str]:
         """The variables that a rule sums over and that are no labels."""
         return [name for name in rule.over if name not in self.program.labels]
 
-    def gathered(self, rule: Rule, factor: Read) -> tuple[list[Affine | Lookup], list[int]]:
-        """The indices of an input by step, places, loops and labels; which are labels alone.
+    def gathered(self, rule: Rule, factor: Read) -> InputRead:
+        """How an input is read at all steps, places and loops of a rule."""
+        key = rule.table, factor
+        if key not in self._gathered:
+            shape, labels = self.shapes[rule.table], self.program.labels
+            array = self.program.by_name[factor.array]
+            assert isinstance(array, Array)
+            moves = shape.coordinates() if shape.solved else {}
+            at = [form.substitute(moves) for form in factor.index]
+            bare = [form.bare for form in at]
+            kept = [
+                k
+                for k, name in enumerate(bare)
+                if name in labels
+                and bare.count(name) == 1
+                and self.program.ranges[name] == array.dims[k]
+            ]
+            taken = [k for k in range(len(at)) if k not in kept]
+            every = [n for n in (*self.ranges, STEP) if any(n in at[k].names for k in taken)]
+            labels = [str(at[k].bare) for k in kept]
+            self._gathered[key] = InputRead(at, taken, kept, (*every, *labels))
+        return self._gathered[key]
 
-        A label that reads a part of a dim is not among these.
-        """
-        shape, labels = self.shapes[rule.table], self.program.labels
-        array = self.program.by_name[factor.array]
-        assert isinstance(array, Array)
-        moves = shape.coordinates() if shape.solved else {}
-        at = [form.substitute(moves) for form in factor.index]
-        bare = [form.bare for form in at]
-        kept = [
-            k
-            for k, name in enumerate(bare)
-            if name in labels
-            and bare.count(name) == 1
-            and self.program.ranges[name] == array.dims[k]
-        ]
-        return at, kept
-
-    def gathered_names(self, rule: Rule, factor: Read) -> tuple[str, ...]:
-        """The dims of an input that was read at all steps, places and loops of a rule."""
-        at, kept = self.gathered(rule, factor)
-        taken = [form for k, form in enumerate(at) if k not in kept]
-        names = [n for n in (*self.ranges, STEP) if any(n in form.names for form in taken)]
-        return (*names, *(str(at[k].bare) for k in kept))
-
-    def _term(self, number: int, rule: Rule, step: int) -> _RuleStep | None:
+    def _term(self, number: int, rule: Rule, step: int) -> RuleStep | None:
         shape = self.shapes[rule.table]
         dims = [*shape.places, *self.loops(rule)]
         # The value of every name in this step: along its own dim, if it is a place or a loop.
@@ -213,13 +269,36 @@ class Layout:
         for axis, form in shape.coordinates().items():
             if axis == shape.solved:
                 grid[axis] = evaluate_form(form, grid)
+        # What is read of tables, and which variables nothing that is read depends on.
+        tables = [self.program.table(factor.array) for factor in rule.factors]
         reads = tuple(
-            self._read(factor, table, dims, grid, holds)
-            for factor in rule.factors
-            if (table := self.program.table(factor.array)) is not None
+            None if table is None else self._read(factor, table, dims, grid, holds)
+            for factor, table in zip(rule.factors, tables, strict=True)
         )
+        known = set[str]()
+        for factor, read in zip(rule.factors, reads, strict=True):
+            if read is None:
+                known |= {*self.gathered(rule, factor).names}
+            else:
+                looked = [
+                    str(at) for one in read.labels if isinstance(one, Lookup) for at in one.index
+                ]
+                known |= {*read.names, *looked}
+        counted = tuple(n for n, (low, high) in box.items() if n not in known and high - low > 1)
+        # Places around the box, those of the last dim first.
+        pad = [0] * (2 * len(shape.labels))
+        for name, size in reversed([*shape.places.items()]):
+            pad += [box[name][0], size - box[name][1]]
         mask = None if holds.all() else torch.from_numpy(holds)
-        return _RuleStep(number, box, mask, reads)
+        spans = tuple(box[name] for name in shape.places)
+        # Whether this is one cell that reads one other.
+        found = [read for read in reads if read is not None]
+        alone = not box and mask is None and len(found) == 1 and not shape.places
+        alone = alone and found[0].rows is None and found[0].plain is not None
+        return RuleStep(
+            number, box, mask, reads, counted, spans, pad if any(pad) else None,
+            found[0] if alone and found[0].labels else None,
+        )  # fmt: skip
 
     def conditions(self, rule: Rule) -> list[Affine]:
         """Forms that are at least 0 where a rule adds something."""
@@ -260,14 +339,17 @@ class Layout:
                 rows = rows.take(0, k)
                 names = tuple(each for each in names if each != name)
         flat = rows.reshape(-1)
-        in_sequence = bool((np.diff(flat) == 1).all())
-        chosen = slice(int(flat[0]), int(flat[0]) + len(flat)) if in_sequence else None
+        chosen: Tensor | slice | None = torch.from_numpy(flat.copy())
+        if bool((np.diff(flat) == 1).all()):
+            chosen = slice(int(flat[0]), int(flat[0]) + len(flat))
+            chosen = None if low == high and len(flat) == shape.cells else chosen
         own = [at[axis] for axis in table.axes if axis in self.program.labels]
         labels = tuple(one if isinstance(one, Lookup) else str(one) for one in own)
+        every = [*names, *(one for one in labels if isinstance(one, str))]
+        is_plain = len({*every}) == len(names) + len(labels)
         return _TableRead(
-            table.name, low, high,
-            torch.from_numpy(flat.copy()) if chosen is None else chosen,
-            names, tuple(rows.shape), labels,
+            table.name, low, high, chosen, names, tuple(rows.shape), labels,
+            tuple(every) if is_plain else None,
         )  # fmt: skip
 
 
@@ -279,13 +361,39 @@ def _layout(program: Program, sizes: tuple[tuple[str, int], ...]) -> Layout:
 # ---- runs ----
 
 
+class Links(Protocol):
+    """Computes series of cells each of which reads the one before, in a form of its own."""
+
+    def fill(self, run: "Run", term: RuleStep, table: str, first: int) -> bool:
+        """Compute the cells of a table from a step on; return False where it cannot."""
+        ...
+
+    def logs(self, x: Any) -> Tensor:
+        """The values of such a cell in their usual form."""
+        ...
+
+
+class _InputSteps:
+    """What is read of an input that changes from step to step, (steps, items, *dims)."""
+
+    def __init__(self, values: Tensor, like: NamedTensor) -> None:
+        self.values, self.like = values, like
+        self._each: Sequence[Tensor] = ()
+
+    def at(self, step: int) -> NamedTensor:
+        """The values of a step; of all at once, so that gradients are."""
+        self._each = self._each or self.values.unbind(0)
+        series = None if self.like.split else (self.values, step)
+        return replace(self.like, values=self._each[step], series=series)
+
+
 class Run:
     """One evaluation: the steps of all tables, as far as they are computed."""
 
     def __init__(
         self, program: Program, inputs: Mapping[str, Tensor],
         lengths: Mapping[str, Tensor | int], sizes: Mapping[str, int], semiring: Semiring,
-        parts: Mapping[str, LocalPart] | None = None,
+        parts: Mapping[str, LocalPart] | None = None, links: Links | None = None,
     ) -> None:  # fmt: skip
         """Prepare the inputs.
 
@@ -296,6 +404,7 @@ class Run:
             sizes: of the inputs, parts taken together.
             semiring: of the values.
             parts: how inputs are split between processes.
+            links: computes cells that are links of others, where it can.
         """
         self.parts = parts or {}
         program = program if program.is_listed else with_links(program)
@@ -308,10 +417,12 @@ class Run:
         counts += [len(x) for x in lengths.values() if isinstance(x, Tensor)]
         self.items = max(counts, default=1)
         some = next(iter(self.inputs.values()), None)
-        self.like = torch.zeros((), device="cpu") if some is None else some.detach()
-        self.prepared: dict[tuple[object, ...], Prepared] = {}
-        self.gathered: dict[tuple[int, int], NamedTensor | list[NamedTensor]] = {}
-        self.done: dict[str, dict[int, Tensor]] = {table.name: {} for table in program.tables}
+        like = torch.zeros((), device="cpu") if some is None else some.detach()
+        self.like = like if semiring.wide is None else like.new_zeros((), dtype=semiring.wide)
+        self.products, self.links = NamedProducts(semiring), links
+        self.pools: dict[str, tuple[int, int, Tensor]] = {}
+        self.gathered: dict[tuple[int, int], NamedTensor | _InputSteps] = {}
+        self.done: dict[str, dict[int, Any]] = {table.name: {} for table in program.tables}
         # Where each item's goals are: the index of each axis, and the steps.
         self.ends = [self._end(goal, lengths) for goal in program.goals]
 
@@ -341,93 +452,121 @@ class Run:
         Places are no data: see `evaluation.fill`.
         """
         wanted = self.wanted_steps()
-        for step in range(self.layout.steps):
-            for table in self.program.tables:
-                if step < self.layout.shapes[table.name].steps and (
-                    table.name not in wanted or step in wanted[table.name]
-                ):
-                    self.done[table.name][step] = self._step(table, step)
-
-    def _step(self, table: CellTable, step: int) -> Tensor:
-        """(items, places, *labels) of a table in a step."""
-        shape = self.layout.shapes[table.name]
-        sizes = [*shape.places.values(), *shape.labels.values()]
-        found = [self._value(term, shape, step) for term in self.layout.terms_at(table.name, step)]
-        if not found:
-            values = self.like.new_full((1, *sizes), self.semiring.zero)
-        elif len(found) == 1:
-            values = found[0]
-        else:
-            full = [way.expand(self.items, *sizes) for way in found]
-            values = self.semiring.sum(torch.stack(full), [0])
-        full = self.items, *sizes
-        return values.expand(full).reshape(self.items, shape.cells, *shape.labels.values())
-
-    def _value(self, term: _RuleStep, shape: _Shape, step: int) -> Tensor:
-        """(items or 1, *places, *labels) of a rule in a step; what its box lacks is absent."""
-        rule = self.program.rules[term.rule]
-        reads = iter(term.reads)
-        factors = [
-            self._table(next(reads), term)
-            if self.program.table(factor.array) is not None
-            else self._input(term, k, factor, step)
-            for k, factor in enumerate(rule.factors)
+        tables = [
+            (name, shape, self.done[name], wanted.get(name, range(shape.steps)))
+            for name, shape in self.layout.shapes.items()
         ]
-        factors = self._masked(term, factors)
-        dims = tuple(factor.names for factor in factors)
-        plan = self.layout.plans.get((term.rule, dims))
-        if plan is None:
-            over = [name for name in rule.over if any(name in names for names in dims)]
-            plan = plan_steps(factors, over, self.layout.ranges)
-            self.layout.plans[term.rule, dims] = plan
-        value = contract(self.semiring, factors, plan, self.prepared)
-        names = [*shape.places, *shape.labels]
-        values = value.arranged(names)
-        sizes = [end - start for start, end in (term.box[name] for name in shape.places)]
-        values = values.expand(-1, *sizes, *shape.labels.values())
-        # Put the box where it is among all places.
-        pad: list[int] = []
-        for name, size in reversed([*shape.places.items()]):
-            start, end = term.box[name]
-            pad += [start, size - end]
-        if any(pad):
-            pad = [0] * (2 * len(shape.labels)) + pad
-            values = torch.nn.functional.pad(values, pad, value=self.semiring.zero)
+        for step in range(self.layout.steps):
+            for name, shape, done, steps in tables:
+                if step in steps and step not in done:
+                    terms = self.layout.terms_at(name, step)
+                    links = self.links if len(terms) == 1 and terms[0].cell else None
+                    if links is None or not links.fill(self, terms[0], name, step):
+                        done[step] = self._step(shape, terms, step)
+
+    def _step(self, shape: TableShape, terms: list[RuleStep], step: int) -> Tensor:
+        """(items, *places, *labels) of a table in a step."""
+        found = [self._value(term, shape, step) for term in terms]
+        size = self.items, *shape.sizes
+        if not found:
+            return self.like.new_full(size, self.semiring.zero)
+        values = found[0] if len(found) == 1 else self.semiring.add(found)
+        return values if values.shape == size else values.expand(size)
+
+    def values(self, table: str, step: int) -> Tensor:
+        """(items, *places, *labels) of a table in a step that was computed."""
+        values = self.done[table][step]
+        if self.links is not None and type(values) is not Tensor:
+            values = self.done[table][step] = self.links.logs(values)
         return values
 
-    def _masked(self, term: _RuleStep, factors: list[NamedTensor]) -> list[NamedTensor]:
+    def factors(
+        self, term: RuleStep, step: int, cell: NamedTensor | None = None
+    ) -> list[NamedTensor]:
+        """What a rule multiplies in a step, with values that are known of the cell it reads."""
+        factors = [
+            self._input(term, k, step) if read is None else cell or self._table(read)
+            for k, read in enumerate(term.reads)
+        ]
+        if term.mask is not None or term.counted or not factors:
+            factors = self._masked(term, factors)
+        return factors
+
+    def plan(self, term: RuleStep, factors: list[NamedTensor]) -> list[ProductStep]:
+        """How the factors are multiplied."""
+        if term.plan is None:
+            over = self.program.rules[term.rule].over
+            over = [name for name in over if any(name in factor.names for factor in factors)]
+            term.plan = plan_steps(factors, over, self.layout.ranges)
+        return term.plan
+
+    def _value(self, term: RuleStep, shape: TableShape, step: int) -> Tensor:
+        """(items or 1, *places, *labels) of a rule in a step; what its box lacks is absent."""
+        factors = self.factors(term, step)
+        made = self.products.contract(factors, self.plan(term, factors))
+        values = made.arranged(shape.names)
+        if self.semiring.wide is not None:
+            values = values.to(self.semiring.wide)
+        # All of the box, put where it is among all places.
+        size = values.shape[0], *(end - start for start, end in term.spans), *shape.labels.values()
+        values = values if values.shape == size else values.expand(size)
+        if term.pad is not None:
+            values = torch.nn.functional.pad(values, term.pad, value=self.semiring.zero)
+        return values
+
+    def _masked(self, term: RuleStep, factors: list[NamedTensor]) -> list[NamedTensor]:
         """The factors, with nothing where the rule does not hold, and with all that is summed."""
-        places = tuple(term.box)
-        # A variable that only conditions have is summed over as well: it counts its values.
-        known = {name for factor in factors for name in factor.names}
-        counted = [n for n, (low, high) in term.box.items() if n not in known and high - low > 1]
-        if term.mask is None and not counted and factors:
-            return factors
-        if counted or not factors:
-            sizes = [term.box[name][1] - term.box[name][0] for name in counted]
+        if term.counted or not factors:
+            sizes = [term.box[name][1] - term.box[name][0] for name in term.counted]
             ones = self.like.new_full((1, *sizes), self.semiring.one)
-            factors = [*factors, NamedTensor(ones, tuple(counted))]
+            factors = [*factors, NamedTensor(ones, term.counted)]
         if term.mask is None:
             return factors
+        places = tuple(term.box)
         most = max(range(len(factors)), key=lambda k: len({*factors[k].names} & {*places}))
         factor = factors[most]
         labels = tuple(name for name in factor.names if name not in places)
-        mask = term.mask.reshape(1, *term.mask.shape, *[1] * len(labels)).to(self.like.device)
-        values = torch.where(mask, factor.arranged((*places, *labels)), self.semiring.zero)
-        factors[most] = replace(factor, values=values, names=(*places, *labels), fixed=False)
+        term.mask = term.mask.to(self.like.device)
+        mask = term.mask.reshape(1, *term.mask.shape, *[1] * len(labels))
+        values = factor.arranged((*places, *labels))
+        values = values if self.semiring.wide is None else values.to(self.semiring.wide)
+        values = torch.where(mask, values, self.semiring.zero)
+        factors[most] = replace(
+            factor, values=values, names=(*places, *labels), fixed=False, series=None
+        )
         return factors
 
-    def _table(self, read: _TableRead, term: _RuleStep) -> NamedTensor:
+    def _table(self, read: _TableRead) -> NamedTensor:
         """What a term reads of a table."""
-        steps = [self.done[read.table][step] for step in range(read.low, read.high + 1)]
-        pool = steps[0] if len(steps) == 1 else torch.cat(steps, 1)
-        if isinstance(read.rows, slice):
-            chosen = pool[:, read.rows]
+        if read.rows is None:
+            values = self.values(read.table, read.low)
+        elif isinstance(read.rows, slice):
+            values = self._pool(read)[:, read.rows]
         else:
-            chosen = pool.index_select(1, read.rows.to(pool.device))
-        values = chosen.reshape(len(pool), *read.sizes, *pool.shape[2:])
+            read.rows = read.rows.to(self.like.device)
+            values = self._pool(read).index_select(1, read.rows)
+        size = values.shape[0], *read.sizes, *values.shape[values.ndim - len(read.labels) :]
+        values = values if values.shape == size else values.reshape(size)
+        if read.plain is not None:
+            return NamedTensor(values, read.plain)
         values, labels = self.looked_up(values, read.labels)
         return merge_names(values, (*read.names, *labels))
+
+    def _pool(self, read: _TableRead) -> Tensor:
+        """(items, rows, *labels) the steps of a table that are read, one below the other."""
+        name, low, high = read.table, read.low, read.high
+        shape = self.layout.shapes[name]
+        if low == high:
+            return shape.in_rows(self.values(name, low))
+        # Where one step more than before is read, it is put below what was put together.
+        first, last, known = self.pools.get(name, (-1, -1, self.like))
+        if (first, last) != (low, high):
+            above = [known] if (first, last) == (low, high - 1) else [
+                shape.in_rows(self.values(name, step)) for step in range(low, high)
+            ]  # fmt: skip
+            known = torch.cat([*above, shape.in_rows(self.values(name, high))], 1)
+            self.pools[name] = low, high, known
+        return known
 
     def looked_up(self, values: Tensor, labels: Sequence[str | Lookup]) -> tuple[Tensor, list[str]]:
         """Values with the entries that data name in place of some labels; the names of labels."""
@@ -449,35 +588,41 @@ class Run:
 
     # ---- inputs ----
 
-    def _input(self, term: _RuleStep, number: int, factor: Read, step: int) -> NamedTensor:
+    def _input(self, term: RuleStep, number: int, step: int) -> NamedTensor:
         """What a term reads of an input: gathered for all steps at once, so that gradients are."""
         key = term.rule, number
-        if key not in self.gathered:
-            self.gathered[key] = self._gather(self.program.rules[term.rule], factor)
-        found = self.gathered[key]
-        whole = found[step] if isinstance(found, list) else found
+        found = self.gathered.get(key)
+        if found is None:
+            found = self.gathered[key] = self._gather(term.rule, number)
+        whole = found if isinstance(found, NamedTensor) else found.at(step)
         values = whole.values
         for name, (start, end) in term.box.items():
             if name in whole.names and end - start < whole.size(name):
                 values = values.narrow(1 + whole.names.index(name), start, end - start)
-        return whole if values is whole.values else replace(whole, values=values, fixed=False)
+        if values is whole.values:
+            return whole
+        return replace(whole, values=values, fixed=False, series=None)
 
-    def _gather(self, rule: Rule, factor: Read) -> NamedTensor | list[NamedTensor]:
-        """An input at the places of a rule; a list of steps if it changes from one to the next."""
-        names = self.layout.gathered_names(rule, factor)
-        values = self.gather(rule, factor, self.inputs[factor.array])
+    def _gather(self, number: int, place: int) -> "NamedTensor | _InputSteps":
+        """An input at the places of a rule; its steps if it changes from one to the next."""
+        rule = self.program.rules[number]
+        factor = rule.factors[place]
+        names = self.layout.gathered(rule, factor).names
+        values = self._read_input(number, rule, factor)
         part = self.parts.get(factor.array)
         split = None if part is None else self._split_label(rule, factor, part)
         shard = None if part is None else part.shard
         if STEP not in names:
             return NamedTensor(values, names, fixed=True, split=split, shard=shard)
-        place = names.index(STEP)
-        rest = names[:place] + names[place + 1 :]
-        return [NamedTensor(x, rest, split=split, shard=shard) for x in values.unbind(1 + place)]
+        at = names.index(STEP)
+        rest = names[:at] + names[at + 1 :]
+        return _InputSteps(
+            values.movedim(1 + at, 0), NamedTensor(values, rest, split=split, shard=shard)
+        )
 
     def _split_label(self, rule: Rule, factor: Read, part: LocalPart) -> str:
         """The label by which an input is split between processes."""
-        at, kept = self.layout.gathered(rule, factor)
+        at, _, kept, _ = self.layout.gathered(rule, factor)
         array = self.program.by_name[factor.array]
         assert isinstance(array, Array)
         dim = part.dim - (part.values.ndim - len(at))
@@ -489,21 +634,26 @@ class Run:
             )
         return str(at[dim].bare)
 
-    def gather(self, rule: Rule, factor: Read, values: Tensor) -> Tensor:
-        """(items or 1, *dims) the values of an input in the dims of `Layout.gathered_names`."""
+    def _read_input(self, number: int, rule: Rule, factor: Read) -> Tensor:
+        """(items or 1, *dims) the values of an input in the dims of `Layout.gathered`."""
+        values = self.inputs[factor.array]
         array, shape = self.program.by_name[factor.array], self.layout.shapes[rule.table]
         assert isinstance(array, Array)
-        at, kept = self.layout.gathered(rule, factor)
-        taken = [k for k in range(len(at)) if k not in kept]
-        names = self.layout.gathered_names(rule, factor)
+        at, taken, kept, names = self.layout.gathered(rule, factor)
         names = names[: len(names) - len(kept)]
         sizes = {**self.layout.ranges, STEP: shape.steps}
         values = values.permute(0, *(1 + k for k in (*taken, *kept)))
         places = values.shape[1 : 1 + len(taken)].numel()
         values = values.reshape(len(values), places, *values.shape[1 + len(taken) :])
         if taken:
-            dims = [array.dims[k].evaluate(self.sizes) for k in taken]
-            flat = self._flat([at[k] for k in taken], dims, names, sizes)
+            # Numbers of entries are worked out once, unless they are data.
+            key = number, factor, self.like.device
+            flat = self.layout.flats.get(key)
+            if flat is None:
+                dims = [array.dims[k].evaluate(self.sizes) for k in taken]
+                flat = self._flat([at[k] for k in taken], dims, names, sizes)
+                if all(isinstance(form, Affine) for form in at):
+                    self.layout.flats[key] = flat
             values = entries_at(values, flat)
         return values.reshape(len(values), *(sizes[name] for name in names), *values.shape[2:])
 
@@ -580,14 +730,14 @@ class Run:
         axes, inside, before = self._goal_cell(goal, index)
         orders = torch.as_tensor(order, device=device).expand(self.items)
         steps = self.done[goal.array]
-        known = sorted(steps)
+        known = sorted({*steps} & {*orders.tolist()}) or sorted(steps)[:1]
         if known:
             number = torch.zeros(max(known) + 1, dtype=torch.int64, device=device)
             number[known] = torch.arange(len(known), device=device)
             rows = number[torch.where(inside, orders, known[0])]
             for axis, size in shape.places.items():
                 rows = rows * size + axes[axis].clamp(0, max(0, size - 1))
-            pool = torch.cat([steps[step] for step in known], 1)
+            pool = torch.cat([shape.in_rows(self.values(goal.array, step)) for step in known], 1)
             values = pool.gather(1, rows.unsqueeze(1)).squeeze(1)
         else:
             values = self.like.new_full((self.items,), self.semiring.zero)

@@ -1,22 +1,25 @@
 """Recurrences whose places are data, by torch: tables read at looked-up cells, and rows of lists.
 
-Where a step reads depends on data, so nothing of it is worked out once for all. Cells that do not
-depend on one another are computed together, from what every rule reads at each of them, gathered.
-Of tables whose order is data these are the cells of a level, of which all that is read is lower.
+Cells that do not depend on one another are computed together, from what every rule reads at each
+of them, gathered. Of tables whose order is data these are the cells of a level, of which all that
+is read is lower. Where a step reads depends on data, so it is worked out once for these data, and
+kept until others come or they are written to.
 """
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from rdpgraph._core.cache import Kept
 from rdpgraph.recurrences.affine import Affine, evaluate_form
-from rdpgraph.recurrences.interpreter import Run
+from rdpgraph.recurrences.interpreter import Run, TableShape
 from rdpgraph.recurrences.named_tensors import (
     NamedTensor,
-    contract,
+    ProductStep,
     entries_at,
     merge_names,
     plan_steps,
@@ -47,11 +50,59 @@ def fill_by_cells(run: Run) -> None:
         run.done[name] = dict(enumerate(parts))
 
 
+@dataclass(eq=False, slots=True)
+class _Entries:
+    """What a rule reads at some cells.
+
+    Attributes:
+        read: of a table or an input.
+        order, size: of the dims of an input, those that are looked up together in one; None: of a
+            table, which has its cells there already.
+        rows: (items or 1, entries) numbers of what is looked up.
+        shape: of the entries.
+        names, labels: of the dims of these, and those that come after, as for `Run.looked_up`.
+    """
+
+    read: Read
+    order: tuple[int, ...] | None
+    size: int
+    rows: Tensor
+    shape: tuple[int, ...]
+    names: list[str]
+    labels: "list[str | Lookup]"
+
+
+@dataclass(eq=False, slots=True)
+class _RuleCells:
+    """A rule at some cells.
+
+    Attributes:
+        entries: what it reads, factor by factor.
+        where: (items or 1, *dims) where it holds, and the names of the dims; None: everywhere.
+        sizes: of all names.
+        steps: how the factors are multiplied; None until they are.
+    """
+
+    entries: list[_Entries]
+    where: tuple[Tensor, tuple[str, ...]] | None
+    sizes: Mapping[str, int]
+    steps: list[ProductStep] | None = None
+
+
+def _known(run: Run) -> dict[Any, Any]:
+    """What was worked out for the data of a run, added to."""
+    data, layout = tuple(run.whole.values()), run.layout
+    if layout.listed is None or not layout.listed.is_current(data):
+        layout.listed = Kept.of({}, data)
+    return {} if layout.listed is None else layout.listed.value
+
+
 class _TableValues:
     """The values of all tables: (items, steps * places, *labels) each, as far as computed."""
 
     def __init__(self, run: Run) -> None:
         self.run, self.shapes, self.ranges = run, run.layout.shapes, run.layout.ranges
+        self.known = _known(run)
         self.conditions: dict[int, list[Affine]] = {}
         self.values: dict[str, Tensor] = {}
         for name, shape in self.shapes.items():
@@ -60,24 +111,38 @@ class _TableValues:
 
     def fill_by_steps(self, tables: Sequence[CellTable]) -> None:
         """Compute tables whose order is a form in their axes."""
-        device = self.run.like.device
         for step in range(max((self.shapes[table.name].steps for table in tables), default=0)):
             for table in tables:
                 shape = self.shapes[table.name]
-                if step >= shape.steps or not shape.cells:
-                    continue
-                places = torch.arange(shape.cells, device=device)
-                axes: dict[str, Tensor] = {}
-                for axis, size in reversed([*shape.places.items()]):
-                    axes[axis], places = places % size, places // size
-                if shape.solved:
-                    form = shape.coordinates()[shape.solved]
-                    own = evaluate_form(form, {**self.run.sizes, **axes, STEP: step})
-                    axes[shape.solved] = torch.as_tensor(own, device=device).expand(shape.cells)
-                self._write(table, axes)
+                if step < shape.steps and shape.cells:
+                    key = table.name, step
+                    if key not in self.known:
+                        self.known[key] = self._cells_at(shape, step)
+                    self._write(table, self.known[key], key)
+
+    def _cells_at(self, shape: TableShape, step: int) -> dict[str, Tensor]:
+        """The axes of the cells of a step."""
+        device = self.run.like.device
+        places = torch.arange(shape.cells, device=device)
+        axes: dict[str, Tensor] = {}
+        for axis, size in reversed([*shape.places.items()]):
+            axes[axis], places = places % size, places // size
+        if shape.solved:
+            form = shape.coordinates()[shape.solved]
+            own = evaluate_form(form, {**self.run.sizes, **axes, STEP: step})
+            axes[shape.solved] = torch.as_tensor(own, device=device).expand(shape.cells)
+        return axes
 
     def fill_by_levels(self, tables: Sequence[CellTable]) -> None:
         """Compute tables of one axis beside labels, whose order data decide."""
+        levels = "levels", tables[0].name
+        if levels not in self.known:
+            self.known[levels] = [*self._levels(tables)]
+        for number, (table, axes) in enumerate(self.known[levels]):
+            self._write(table, axes, (*levels, number))
+
+    def _levels(self, tables: Sequence[CellTable]) -> Iterator[tuple[CellTable, dict[str, Tensor]]]:
+        """The cells of each level."""
         depth = self._depths(tables)
         # Cells of one depth, and of about as many alternatives, so that little is padded.
         many = torch.ones_like(depth)
@@ -92,7 +157,7 @@ class _TableValues:
                 end = table.sizes[table.axes.index(axis)].evaluate(self.run.sizes)
                 own = nodes[nodes < end]
                 if len(own):
-                    self._write(table, {axis: own})
+                    yield table, {axis: own}
 
     def _axes(self, table: CellTable) -> list[str]:
         return [axis for axis in table.axes if axis not in self.run.program.labels]
@@ -135,22 +200,26 @@ class _TableValues:
 
     # ---- cells ----
 
-    def _write(self, table: CellTable, axes: Mapping[str, Tensor]) -> None:
-        """Compute some cells, given by their axes that are no labels, (n,) each."""
-        shape, semiring = self.shapes[table.name], self.run.semiring
+    def _write(self, table: CellTable, axes: Mapping[str, Tensor], key: tuple[Any, ...]) -> None:
+        """Compute some cells, given by their axes that are no labels, (n,) each; key: of these."""
+        shape, values = self.shapes[table.name], self.values[table.name]
         count = len(next(iter(axes.values()))) if axes else 1
+        # Which rows they are, and which of them are outside of the table's domain or order: these
+        # are absent, as the rules' conditions say.
+        rows = (*key, "rows")
+        if rows not in self.known:
+            row = self._row_of(table, axes).expand(count)
+            there = (row >= 0) & (row < values.shape[1])
+            self.known[rows] = (row, None) if bool(there.all()) else (row[there], there)
+        row, there = self.known[rows]
         full = self.run.items, count, *shape.labels.values()
-        rules = self.run.program.rules_of(table.name)
-        ways = [self._value(rule, table, axes, count).expand(full) for rule in rules]
-        value = ways[0] if len(ways) == 1 else semiring.sum(torch.stack(ways), [0])
-        row = self._row_of(table, axes).expand(count)
-        # Cells outside of the table's domain or order are absent, as the rules' conditions say.
-        there = (row >= 0) & (row < self.values[table.name].shape[1])
-        if bool(there.all()):
-            self.values[table.name] = self.values[table.name].index_copy(1, row, value)
-        else:
-            value = value[:, there]
-            self.values[table.name] = self.values[table.name].index_copy(1, row[there], value)
+        ways = [
+            self._value(rule, table, axes, (*key, number)).expand(full)
+            for number, rule in enumerate(self.run.program.rules_of(table.name))
+        ]
+        value = ways[0] if len(ways) == 1 else self.run.semiring.add(ways)
+        value = value if there is None else value[:, there]
+        self.values[table.name] = values.index_copy(1, row, value.to(values.dtype))
 
     def _row_of(self, table: CellTable, axes: Mapping[str, Any]) -> Tensor:
         """The number of a cell among those of its table; below 0 outside of it."""
@@ -223,33 +292,49 @@ class _TableValues:
         return self.conditions[id(rule)]
 
     def _value(
-        self, rule: Rule, table: CellTable, axes: Mapping[str, Tensor], count: int
+        self, rule: Rule, table: CellTable, axes: Mapping[str, Tensor], key: tuple[Any, ...]
     ) -> Tensor:
         """(items or 1, n, *labels) what a rule adds to some cells."""
-        semiring, like = self.run.semiring, self.run.like
+        run, like, shape = self.run, self.run.like, self.shapes[table.name]
+        if key not in self.known:
+            self.known[key] = self._rule_cells(rule, axes)
+        cells: _RuleCells | None = self.known[key]
+        if cells is None:
+            return like.new_full((1, 1, *[1] * len(shape.labels)), run.semiring.zero)
+        factors = [self._read(entries) for entries in cells.entries]
+        if cells.where is not None:
+            holds, names = cells.where
+            one, zero = (like.new_full((), x) for x in (run.semiring.one, run.semiring.zero))
+            factors.append(NamedTensor(torch.where(holds, one, zero), names))
+        if cells.steps is None:
+            over = [n for n in rule.over if any(n in factor.names for factor in factors)]
+            cells.steps = plan_steps(factors, over, cells.sizes)
+        return run.products.contract(factors, cells.steps).arranged((NODE, *shape.labels))
+
+    def _rule_cells(self, rule: Rule, axes: Mapping[str, Tensor]) -> _RuleCells | None:
+        """What a rule reads at some cells; None where it holds nowhere."""
         values, dims, holds = self._grid(rule, axes)
         sizes = {
-            NODE: count,
+            NODE: len(next(iter(axes.values()))) if axes else 1,
             **{name: values[name].shape[-len(dims) + k] for k, name in enumerate(dims) if k},
             **{name: size for name, size in self.ranges.items() if name not in dims},
         }
         if not all(sizes[name] for name in dims) or not bool(holds.any()):
-            return like.new_full((1, 1, *[1] * len(self.shapes[table.name].labels)), semiring.zero)
-        factors = [self._factor(read, values, dims, sizes) for read in rule.factors]
+            return None
+        entries = [self._entries(read, values, dims, sizes) for read in rule.factors]
         # Where the rule holds, and once for every value of a variable that nothing else has.
-        where = torch.where(holds, semiring.one, semiring.zero).to(like)
-        shape = [sizes[name] for name in dims]
-        known = {name for factor in factors for name in factor.names}
+        known = set[str]()
+        for each in entries:
+            looked = [str(n) for at in each.labels if isinstance(at, Lookup) for n in at.index]
+            known |= {*each.names, *(at for at in each.labels if isinstance(at, str)), *looked}
         counted = [name for name in dims if name not in known and sizes[name] > 1]
         moving = [name for k, name in enumerate(dims, 1) if holds.shape[k] > 1 or name in counted]
-        if moving or not factors or not bool(holds.all()):
-            where = where.expand(-1, *shape)
-            for k, name in reversed([*enumerate(dims, 1)]):
-                where = where if name in moving else where.select(k, 0)
-            factors.append(NamedTensor(where, tuple(moving)))
-        over = [name for name in rule.over if any(name in factor.names for factor in factors)]
-        value = contract(semiring, factors, plan_steps(factors, over, sizes), {})
-        return value.arranged((NODE, *self.shapes[table.name].labels))
+        if not moving and entries and bool(holds.all()):
+            return _RuleCells(entries, None, sizes)
+        holds = holds.expand(-1, *(sizes[name] for name in dims))
+        for k, name in reversed([*enumerate(dims, 1)]):
+            holds = holds if name in moving else holds.select(k, 0)
+        return _RuleCells(entries, (holds, tuple(moving)), sizes)
 
     def _index(self, at: Affine | Lookup, values: Mapping[str, Any], dims: Sequence[str]) -> Tensor:
         """(items, *dims) the values of an index, of size 1 where it changes nothing.
@@ -268,48 +353,61 @@ class _TableValues:
         item = torch.arange(len(data), device=device).view(-1, *[1] * len(dims))
         return data[(item, *places)]
 
-    def _factor(
+    def _entries(
         self, read: Read, values: Mapping[str, Any], dims: Sequence[str], sizes: Mapping[str, int]
-    ) -> NamedTensor:
+    ) -> _Entries:
         """What a rule reads, in the dims along which that changes, and labels."""
         labels, table = self.run.program.labels, self.run.program.table(read.array)
+        order, size = None, 0
         if table is None:
-            source = self.run.inputs[read.array]
+            ends = self.run.inputs[read.array].shape[1:]
             # Indices that are labels alone stay dims; by the others, entries are looked up.
             bare = [at.bare for at in read.index]
             others = [name for at in read.index if at.bare is None for name in at.names]
             once = {n for n in bare if bare.count(n) == 1 and n in labels and n not in others}
-            kept = [
-                k for k, n in enumerate(bare) if n in once and sizes[n] == source.shape[1 + k]
-            ]  # fmt: skip
+            kept = [k for k, n in enumerate(bare) if n in once and sizes[n] == ends[k]]
             taken = [k for k in range(len(bare)) if k not in kept]
             read_labels: list[str | Lookup] = [str(bare[k]) for k in kept]
             within = {n for k in taken for n in read.index[k].names if n in labels}
             values = self._with_labels(values, sorted(within), sizes)
             dims = (*dims, *sorted(within))
-            ends = [source.shape[1 + k] for k in taken]
-            row: Any = torch.zeros((), dtype=torch.int64, device=source.device)
-            for k, size in zip(taken, ends, strict=True):
+            row: Any = torch.zeros((), dtype=torch.int64, device=self.run.like.device)
+            for k in taken:
                 at = self._index(read.index[k], values, dims)
-                row = row * size + at.clamp(0, max(0, size - 1))
-            source = source.permute(0, *(1 + k for k in (*taken, *kept)))
-            source = source.reshape(len(source), math.prod(ends), *source.shape[1 + len(taken) :])
+                row = row * ends[k] + at.clamp(0, max(0, ends[k] - 1))
+            order = (0, *(1 + k for k in (*taken, *kept)))
+            size = math.prod(ends[k] for k in taken)
         else:
-            shape, source = self.shapes[table.name], self.values[table.name]
+            shape = self.shapes[table.name]
             each = dict(zip(table.axes, read.index, strict=True))
             axes = {a: self._index(at, values, dims) for a, at in each.items() if a not in labels}
-            row = self._row_of(table, axes).clamp(0, max(0, source.shape[1] - 1))
+            size = shape.steps * shape.cells
+            row = self._row_of(table, axes).clamp(0, max(0, size - 1))
             own = [each[axis] for axis in shape.labels]
             read_labels = [at if isinstance(at, Lookup) else str(at) for at in own]
-        if not source.shape[1]:
-            source = self.run.like.new_full((1, 1, *source.shape[2:]), self.run.semiring.zero)
         row = row.reshape(*[1] * (1 + len(dims) - row.ndim), *row.shape)
         moving = [k for k in range(len(dims)) if row.shape[1 + k] > 1]
         row = row.reshape(len(row), *(row.shape[1 + k] for k in moving))
-        chosen = entries_at(source, row.reshape(len(row), -1))
-        chosen = chosen.reshape(len(chosen), *row.shape[1:], *source.shape[2:])
-        chosen, names = self.run.looked_up(chosen, read_labels)
-        return merge_names(chosen, [*(dims[k] for k in moving), *names])
+        names = [dims[k] for k in moving]
+        return _Entries(
+            read, order, size, row.reshape(len(row), -1), tuple(row.shape[1:]), names, read_labels
+        )
+
+    def _read(self, entries: _Entries) -> NamedTensor:
+        """The values of what a rule reads."""
+        name = entries.read.array
+        if entries.order is None:
+            source = self.values[name]
+        else:
+            source = self.run.inputs[name].permute(entries.order)
+            taken = source.ndim - 1 - len(entries.labels)
+            source = source.reshape(len(source), entries.size, *source.shape[1 + taken :])
+        if not entries.size:
+            source = self.run.like.new_full((1, 1, *source.shape[2:]), self.run.semiring.zero)
+        chosen = entries_at(source, entries.rows)
+        chosen = chosen.reshape(len(chosen), *entries.shape, *source.shape[2:])
+        chosen, names = self.run.looked_up(chosen, entries.labels)
+        return merge_names(chosen, [*entries.names, *names])
 
     @staticmethod
     def _with_labels(

@@ -74,7 +74,7 @@ def _run(
 
 def _stacked(run: Run, table: str) -> Tensor:
     steps = run.done[table]
-    return torch.stack([steps[step].flatten(1) for step in range(len(steps))], 1)
+    return torch.stack([steps[step].unsqueeze(1).flatten(1) for step in range(len(steps))], 1)
 
 
 class _Rows(Function):

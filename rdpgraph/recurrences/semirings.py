@@ -26,10 +26,12 @@ class Semiring(ABC):
     Attributes:
         zero: the sum of nothing.
         one: the product of nothing.
+        wide: the dtype of tables, whatever that of inputs is; None: that of products of inputs.
     """
 
     zero: float
     one: float
+    wide: torch.dtype | None = None
 
     @abstractmethod
     def lift(self, logs: Tensor) -> Tensor:
@@ -43,9 +45,31 @@ class Semiring(ABC):
     def sum(self, values: Tensor, dims: Sequence[int]) -> Tensor:
         """The sums over some dims."""
 
+    def sum_products(self, one: Tensor, other: Tensor, dims: Sequence[int]) -> Tensor:
+        """The sums over some dims of the products of entries of tensors that broadcast."""
+        return self.sum(self.multiply(one, other), dims)
+
+    def add(self, values: Sequence[Tensor]) -> Tensor:
+        """The sum of tensors, entry by entry."""
+        return self.sum(torch.stack(torch.broadcast_tensors(*values)), [0])
+
     @abstractmethod
     def prepare(self, matrix: Tensor) -> Prepared:
         """A matrix (*lead, n, k) for products with many rows."""
+
+    def prepare_each(self, matrices: Tensor) -> Sequence[Prepared]:
+        """Each of some matrices (many, *lead, n, k)."""
+        return [self.prepare(matrix) for matrix in matrices.unbind(0)]
+
+    def pair(self, rows: Tensor, columns: Tensor, *, balanced: bool) -> Tensor:
+        """The product of rows (*lead, m, k) and of columns (*lead, n, k), which no other has.
+
+        Args:
+            rows: of values.
+            columns: of values.
+            balanced: whether all rows are of one item, and all columns, so that they are alike.
+        """
+        return self.prepare(columns).times(rows)
 
 
 class _Logs(Semiring):
@@ -71,6 +95,13 @@ class LogSum(_Logs):
 
     def prepare(self, matrix: Tensor) -> Prepared:
         return LogMatrix.of(matrix)
+
+    def prepare_each(self, matrices: Tensor) -> Sequence[Prepared]:
+        every = LogMatrix.of(matrices)
+        parts = zip(
+            every.logs.unbind(0), every.weights.unbind(0), every.peaks.unbind(0), strict=True
+        )
+        return [LogMatrix(*each) for each in parts]
 
 
 class Max(_Logs):
