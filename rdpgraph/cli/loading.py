@@ -65,6 +65,7 @@ def load(
         if not torch.cuda.is_available():
             raise EvidenceError("Device cuda is not available on this machine; use --device cpu.")
         graph = graph.to("cuda")
+    # Evidence of a file: rows of a table, or of the UAI format. Settings come after it.
     if evidence is not None and evidence.name.lower().removesuffix(".gz").endswith(".csv"):
         columns = read_rows(evidence, graph, int(limit or EVIDENCE_LIMIT), wait, encoding)
         require_room_for_rows(len(next(iter(columns.values()))), graph, memory)

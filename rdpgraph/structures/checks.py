@@ -1,4 +1,4 @@
-"""Checks of the fields of hypertrees and of lengths, with errors in one line."""
+"""Checks of the fields of hypertrees, of lengths and of tables, with errors in one line."""
 
 import math
 from collections.abc import Sequence
@@ -7,12 +7,13 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
+from rdpgraph._core import tuning
 from rdpgraph._core.numbers import outside
 from rdpgraph._core.types import broadcasts
-from rdpgraph.errors import EvidenceError, ModelError
+from rdpgraph.errors import BudgetError, EvidenceError, ModelError
 from rdpgraph.interface.structure import Structure
-from rdpgraph.model.potentials.potential import WHOLE
-from rdpgraph.model.potentials.table import checked_log_table, checked_log_values
+from rdpgraph.model.potentials.potential import WHOLE, Potential
+from rdpgraph.model.potentials.table import Table, checked_log_table, checked_log_values
 
 if TYPE_CHECKING:
     from rdpgraph.structures.grammar.rules import Rules
@@ -106,3 +107,15 @@ def settle_lengths(owner: Structure, **most: int) -> None:
         if wrong is not None:
             raise ModelError(f"{name} needs {field} 0 to {total}; got {wrong}.")
         object.__setattr__(owner, field, lengths.to(owner.unary.device, torch.long))
+
+
+def written_out(owner: str, name: str, potential: Potential, dims: int) -> Tensor:
+    """The table of a potential; `BudgetError` above `tuning.MOST_TABULATED` entries."""
+    entries = math.prod(potential.shape)
+    if entries > tuning.MOST_TABULATED and not isinstance(potential, Table):
+        raise BudgetError(
+            f"{owner}'s {name}, a {type(potential).__name__}, has {entries:,} entries and at "
+            f"most {tuning.MOST_TABULATED:,} are written out; ask a question that needs no table, "
+            "or give infer an estimator that keeps a few states."
+        )
+    return potential.table(dims)

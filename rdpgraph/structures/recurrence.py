@@ -13,7 +13,7 @@ from torch import Tensor
 
 from rdpgraph._core import tuning
 from rdpgraph._core.portable import field_names
-from rdpgraph.errors import BudgetError, EvidenceError, ModelError
+from rdpgraph.errors import EvidenceError, ModelError
 from rdpgraph.interface.sites import Sites
 from rdpgraph.interface.structure import Structure, is_tracked
 from rdpgraph.logspace.gradients import by_autograd, expectations
@@ -37,6 +37,7 @@ from rdpgraph.recurrences.program import Program
 from rdpgraph.recurrences.restriction import SAME, STATES, UNARY, label_sites, restrict_rules
 from rdpgraph.structures.chain import paths
 from rdpgraph.structures.chain.parts import ChainTensors, Parts
+from rdpgraph.structures.checks import written_out
 from rdpgraph.structures.configurations import KBestConfigurations
 from rdpgraph.structures.draws import (
     checked_best,
@@ -234,7 +235,7 @@ class Recurrence(Structure):
                 left, right = factors_of(value, len(array.dims))
                 given |= {f"{name}_left": left, f"{name}_right": right}
             else:
-                given[name] = _written_out(self.name, name, value, len(array.dims))
+                given[name] = written_out(self.name, name, value, len(array.dims))
         for name, value in given.items():
             if double and isinstance(value, Tensor) and value.is_floating_point():
                 given[name] = value.double()
@@ -617,18 +618,6 @@ def _shaped(potential: Potential) -> Tensor:
     """Zeros in the shape of a potential, which take no memory."""
     zero = torch.zeros((), dtype=potential.dtype, device=potential.device)
     return zero.expand(potential.shape)
-
-
-def _written_out(owner: str, name: str, potential: Potential, dims: int) -> Tensor:
-    """The table of a potential; `BudgetError` above `tuning.MOST_TABULATED` entries."""
-    entries = math.prod(potential.shape)
-    if entries > tuning.MOST_TABULATED and not isinstance(potential, Table):
-        raise BudgetError(
-            f"{owner}'s {name}, a {type(potential).__name__}, has {entries:,} entries and at "
-            f"most {tuning.MOST_TABULATED:,} are written out; ask a question that needs no table, "
-            "or give infer an estimator that keeps a few states."
-        )
-    return potential.table(dims)
 
 
 @functools.lru_cache(maxsize=256)

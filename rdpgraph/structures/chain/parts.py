@@ -8,12 +8,11 @@ from typing import Generic, TypeAlias, TypeVar
 import torch
 from torch import Tensor
 
-from rdpgraph._core import tuning
 from rdpgraph._core.types import Lengths, Unary
-from rdpgraph.errors import BudgetError
 from rdpgraph.model.potentials.lowrank import LowRank, rows_of
 from rdpgraph.model.potentials.operators import PairOperator
 from rdpgraph.model.potentials.potential import Potential
+from rdpgraph.structures.checks import written_out
 
 Link = TypeVar("Link", bound=Tensor | LowRank | PairOperator, covariant=True)
 
@@ -96,14 +95,7 @@ def table_of(transition: Tensor | Potential, *, of: str = "Chain") -> Tensor:
     """A transition as a tensor; `BudgetError` above `tuning.MOST_TABULATED` entries."""
     if isinstance(transition, Tensor):
         return transition
-    entries = math.prod(transition.shape)
-    if entries > tuning.MOST_TABULATED:
-        raise BudgetError(
-            f"{of}'s transition, a {type(transition).__name__}, has {entries:,} entries and at "
-            f"most {tuning.MOST_TABULATED:,} are written out; ask a question that needs no table, "
-            "or give infer an estimator that keeps a few states."
-        )
-    return transition.table(2)
+    return written_out(of, "transition", transition, 2)
 
 
 # ---- values of some pairs ----
