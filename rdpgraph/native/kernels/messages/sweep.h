@@ -75,7 +75,7 @@ template <typename Work> int64_t lane_place(const KernelRecord& k, int64_t f, in
   return (f / wide * k.cells + cell) * wide + f % wide;
 }
 
-// How new messages are mixed with old ones, and which are written.
+// Damping, how new messages are mixed with old ones (`mixed`, `store_few` or `store_pairs`), and which are written.
 struct Update {
   double keep;          // the share of the old message
   bool in_values;       // the mean is of values, not of logs
