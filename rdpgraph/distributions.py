@@ -344,9 +344,8 @@ class HMM(Distribution):
     ) -> Tensor:
         """(*sample_shape, *batch, length) observations; hidden states are drawn first.
 
-        With T steps, N states and V symbols: O(T N^2) operations once, for the chain of states;
-            then
-        O(T N) operations and O(T V) memory for each draw.
+        With T steps, N states and V symbols, O(T N^2) operations once, for the chain of states,
+        then O(T N) operations and O(T V) memory for each draw.
         """
         missing = torch.full((*self.batch_shape, *self.event_shape), -1, device=self.start.device)
         states = self.posterior(missing).sample(sample_shape, generator=generator)

@@ -192,9 +192,8 @@ class CosetDecoder:
         """Decide on shots (*batch, checks), -1 where a check is erased.
 
         On kept states the first call may simulate shots to learn how often a decision is right:
-            5,000,
-        or fewer of models with many errors and states, but 100 at least. Each takes as long as a
-        decision. `calibrated` sets their number, and `decide` does without. A syndrome of
+        5,000, or fewer of models with many errors and states, but 100 at least. Each takes as long
+        as a decision. `calibrated` sets their number, and `decide` does without. A syndrome of
         probability zero has a log-probability of -inf and a confidence of 0.
 
         Raises:

@@ -303,8 +303,8 @@ class Inferred(Portable, Opaque, ABC):
     draws of such a batch are refused with `ImpossibleEvidenceError`, which names these items.
 
     A posterior belongs to the values that the tensors had when it was made: after a write to one of
-        them log Z and marginals
-    already computed stay, and other questions are refused with `ModelError`.
+    them log Z and marginals already computed stay, and other questions are refused with
+    `ModelError`.
 
     Attributes:
         planned: the plan, or a function that makes it.
