@@ -390,6 +390,7 @@ def test_log_z_is_left_out_once_the_time_is_over(task):
     assert asked.log_partition == tuple(known.log_partition.reshape(-1).tolist())
 
 
+@pytest.mark.long
 def test_printing_an_answer_begins_no_log_z_that_was_left_out(tmp_path):
     x = rg.VariableArray("x", (5, 5), 3)
     generator = torch.Generator().manual_seed(0)

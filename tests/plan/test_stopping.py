@@ -175,6 +175,7 @@ def test_work_ends_once_the_time_is_over_whatever_its_budget_is(hands):
             posterior.marginals()
 
 
+@pytest.mark.long
 def test_exact_inference_has_no_answer_before_its_end():
     posterior = rg.infer(frustrated(14, 14, 2), rg.Contraction(memory=1e6, seconds=60.0))
     with rg.interruptible() as stop:

@@ -106,7 +106,9 @@ def test_a_search_goes_on_while_it_gains():
 @pytest.mark.parametrize(
     ("make", "arguments"),
     [
-        (boltzmann, (30, 5, 2.0)), (boltzmann, (60, 6, 0.5)), (triples, (60, 150, 7)),
+        (boltzmann, (30, 5, 2.0)),
+        pytest.param(boltzmann, (60, 6, 0.5), marks=pytest.mark.long),
+        pytest.param(triples, (60, 150, 7), marks=pytest.mark.long),
         pytest.param(clauses, (50, 190, 4), marks=pytest.mark.long),
     ],
 )  # fmt: skip
