@@ -93,6 +93,7 @@ def test_calls_of_every_kind_run() -> None:
     exec(compile(CALLS, "calls", "exec"), {})
 
 
+@pytest.mark.long  # eleven seconds; CI asks for it
 def test_pages_and_calls_have_no_type_errors(tmp_path: Path) -> None:
     if importlib.util.find_spec("pyright") is None:
         pytest.skip("pyright is not installed: `make check` installs it and runs this")

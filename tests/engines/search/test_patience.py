@@ -82,6 +82,7 @@ def test_a_search_in_vain_takes_no_longer_than_messages():
     assert 0 < moves[-1].seconds < 0.1  # counted; 1.5 of the two seconds if it went on to the end
 
 
+@pytest.mark.long
 def test_a_search_goes_on_while_it_gains():
     x = rg.VariableArray("x", (40, 40), 2)
     generator = torch.Generator().manual_seed(0)
