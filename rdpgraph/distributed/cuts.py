@@ -49,6 +49,7 @@ def by_metis(graph: FactorGraph, ranks: int) -> Tensor:
             "cuts in blocks, or by an assignment of yours."
         ) from None
     count = graph.num_variables
+    # Each link as one number, both ways; then the adjacency in compressed rows.
     codes = [
         block.scopes[:, one] * count + block.scopes[:, other]
         for block in graph.blocks

@@ -183,6 +183,7 @@ def _eliminated(
     for place, step in enumerate(order.steps):
         joint = _product(buckets[place], step, tables.sizes)
         buckets[place] = []
+        # The message goes to the bucket of its next variable; a number is added to the total.
         message, trace = reduced(step, joint)
         if trace is not None:
             traces.append((step, trace))
@@ -304,6 +305,7 @@ def annealed(
         order = conditioned_order(tables.graph, part, rng=choice, cells=cells, deadline=deadline)
         if order is None:
             return None
+        # Draws first, from which the chain goes on; then maxima, as further configurations.
         if move < effort.PIN_MOVES:
             drawn.append(draw(model, order, states, effort.PIN_DRAWS, rng))
             states = drawn[-1][0]

@@ -249,6 +249,7 @@ class _Blocks:
         """Sizes of the scopes of some headers, and their members; None if a header is unusual."""
         if (spans[:, 1] - spans[:, 0] > tuning.PIECE).any():
             return None
+        # The words of all headers, with a mark between one scope and the next.
         texts = [bytes(self._data[start:body]) for start, body, _ in spans.tolist()]
         scopes: list[tuple[bytes, bytes]] = _HEADERS.findall(b"".join(texts))
         if scopes[-1][1]:
@@ -261,6 +262,7 @@ class _Blocks:
         members = self._names.find_all(named)[~marks]
         if counts.min() < 1 or counts.max() > tuning.MOST_DIMS or members.min() < 0:
             return None
+        # A variable with two headers, or twice in one, is for the slower reader to name.
         ranked = np.sort(members + len(self._sizes) * np.repeat(np.arange(len(counts)), counts))
         known, children = np.frombuffer(defined, np.uint8), members[counts.cumsum() - counts]
         again = known[children].any() or len(np.unique(children)) < len(children)

@@ -216,6 +216,7 @@ def parse_alist(text: str, *, source: str = "An alist") -> tuple[list[list[int]]
         raise FileFormatError(
             f"{source} is not an alist file: expected whole numbers only."
         ) from None
+    # Rows of bits begin after four sizes and the degrees, all as long as the largest of these.
     bits, checks, most = (*numbers[:3], 0, 0, 0)[:3]
     first = 4 + bits + checks
     rows = [numbers[first + most * bit : first + most * (bit + 1)] for bit in range(max(bits, 0))]

@@ -183,6 +183,7 @@ def states_in(name: str, column: Any) -> States:
     categories = getattr(kind, "categories", None)
     if categories is not None:
         return tuple(categories.tolist())
+    # The values that occur, without gaps; whole numbers of any type as int.
     if isinstance(column, Tensor):
         values: list[Any] = column.unique().tolist()
     elif is_series(column):

@@ -29,6 +29,7 @@ def sequences_of(given: Any, lengths: Any = None) -> list[Tensor]:
     Given as all steps end to end (an array, tensor, DataFrame or list) with lengths (None: one
     sequence), or as a list of arrays.
     """
+    # A list of arrays has one for each sequence.
     if lengths is None and isinstance(given, list | tuple) and given:
         first: Any = given[0]
         if hasattr(first, "shape") and len(first.shape) > 0:
@@ -39,6 +40,7 @@ def sequences_of(given: Any, lengths: Any = None) -> list[Tensor]:
                     f"Sequences need the same number of columns; got {sorted(columns)}."
                 )
             return result
+    # All steps end to end, to be cut by the lengths.
     matrix = _matrix(given)
     if lengths is None:
         return [matrix]

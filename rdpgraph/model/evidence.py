@@ -300,11 +300,13 @@ def _placed(
     result = torch.from_numpy(filled)
     if not numbers:
         return result
+    # Where no variable is named twice, states are written to their places.
     places = np.concatenate(numbers)
     if len(places) < 2 or np.bincount(places).max() < 2:
         for part, given in zip(numbers, states, strict=True):
             filled[..., part] = given
         return result
+    # Otherwise the largest and the smallest state of each variable must agree.
     given = np.concatenate([np.broadcast_to(part, (*batch, part.shape[-1])) for part in states], -1)
     given, index = torch.from_numpy(given), torch.from_numpy(places).expand(given.shape)
     highest = result.scatter_reduce(-1, index, given, "amax")

@@ -186,6 +186,7 @@ def build(
     with tempfile.TemporaryDirectory(dir=folder) as workspace:
         made, source = Path(workspace) / "made.so", str(_SOURCES / f"{unit.name}.cpp")
         objects = {part: str(Path(workspace) / f"{part}.o") for part in unit.parts}
+        # Parts are compiled side by side, then linked.
         with ThreadPoolExecutor() as pool:
             builds = [
                 [*command, *unlinked, "-c", f"-D{part}", source, "-o", compiled]
@@ -193,6 +194,7 @@ def build(
             ]
             list(pool.map(partial(run, seconds=seconds), builds))
         run([*command, *objects.values(), "-o", str(made)], seconds=seconds)
+        # Written to disk before it is renamed: whoever finds the name finds all of the file.
         made.chmod(0o755)
         file = folder / name_of(stem, made.read_bytes())
         _synchronised(made)

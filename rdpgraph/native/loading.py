@@ -244,6 +244,7 @@ def cache_folder() -> Path:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         if not _own(folder, stat.S_ISDIR):
             raise NoFolderError(f"{folder} is not yours alone to write to")
+        # A folder above that anyone may write to lets others replace this one.
         for parent in folder.resolve().parents:
             mode = parent.stat().st_mode
             if mode & stat.S_IWOTH and not mode & stat.S_ISVTX:

@@ -37,6 +37,7 @@ def anneal(
     state = _Rotations(tree, write_weight)
     if not state.rotatable:
         return tree
+    # Temperatures fall geometrically; the best tree met is kept.
     best, best_total = state.snapshot(), state.total()
     start_total = best_total
     for sweep in range(sweeps):

@@ -98,6 +98,7 @@ def _parts(
         if len(tensors) > effort.GREEDY_VARIABLES and clock.now() > deadline:
             raise BudgetError(_out_of_reach(topology.num_variables, len(tensors)))
         began = clock.now()
+        # Components that are equal up to the numbers of their variables are planned once.
         scopes = [topology.scopes[t] for t in tensors]
         names = tuple(sorted(set(chain.from_iterable(scopes))))
         rank = {name: i for i, name in enumerate(names)}

@@ -229,10 +229,13 @@ class NamedProducts:
             return self._joined_in_parts(x, y, step)
         if y.split is not None:
             return self._joined_in_parts(y, x, step)
+        # A matrix that was prepared stands on the right.
         if x.is_matrix and not y.is_matrix:
             x, y = y, x
         join = Join.of(x, y, step)
         one = join.x.of(x.values)
+        # Factors without a product of matrices are multiplied entry by entry; others are such a
+        # product, with a prepared matrix where there is one.
         if not join.as_matrix:
             other = join.y.of(y.values)
             values = (

@@ -230,12 +230,14 @@ def check_proposal(proposal: Proposal) -> None:
     """
     name = type(proposal).__name__
     for what, model in _models().items():
+        # Scores of every model: no gradient, and no possible state left out.
         seen = _scores(proposal, model)
         marginals = _marginals(model)
         for _, scores in seen:
             agree(not scores.requires_grad, f"the scores of {name} have no gradient ({what})")
             missed = (scores == -math.inf) & (marginals > 0)
             agree(not bool(missed.any()), f"{name} gives each possible state a score ({what})")
+    # A batch against its items, where another seed gives the same scores.
     graph = _loop(2)
     again = _scores(proposal, graph, seed=1)
     both = zip(_scores(proposal, graph), again, strict=True)

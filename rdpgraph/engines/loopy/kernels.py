@@ -316,6 +316,7 @@ def _exchanged(
     count = len(vectors)
     if count == 1:
         return [table]
+    # The table as a matrix between two halves of the slots.
     sizes = table.shape[1:-1]
     half = _balanced(sizes)
     left, right = math.prod(sizes[:half]), math.prod(sizes[half:])
@@ -329,6 +330,7 @@ def _exchanged(
         if not asked:
             results += [None] * len(kept)
             continue
+        # One half is contracted away once, for all slots of the other.
         part = contract(table, _joint(others, contract))
         part = part.reshape(part.shape[0], *dims, part.shape[-1])
         results += _exchanged(part, kept, contract, asked)

@@ -130,11 +130,13 @@ def tables_of(
         scopes = group.scopes.numpy()
         rows = np.arange(len(scopes)) if group.rows is None else group.rows.numpy()
         rows = rows if len(tables) > 1 else np.zeros_like(rows)
+        # Dims of each table in the order of the numbers of its variables.
         for dims, members in _alike(scopes.argsort(1, kind="stable")):
             values = tables.transpose(0, *(dims + 1))[rows[members]]
             part = count + members, scopes[members[:, None], dims], values
             by_shape.setdefault(values.shape[1:], []).append(part)
         count += len(scopes)
+    # Tables of one shape are a stack, in the order of the first factor of each.
     ordered = sorted(by_shape.values(), key=lambda parts: min(int(part[0][0]) for part in parts))
     stacks = [_merged(*map(np.concatenate, zip(*parts, strict=True))) for parts in ordered]
     span = math.fsum(extent for stack in stacks for extent in _ranges(stack.values))

@@ -109,6 +109,8 @@ class Automaton(Stored):
         chain = sum(size * n * m for n, m in zip(counts, after, strict=True))
         if size**self.arity <= max(4096, chain):
             return None
+        # Each slot has a table of the state before it, its own, and the state after it, which is 0
+        # where the transition agrees; the last one has the values of acceptance.
         parts: list[Part] = []
         for slot, states in enumerate(passed):
             following = self.transitions[states]

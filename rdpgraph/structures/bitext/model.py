@@ -159,6 +159,7 @@ def grammar_rules(
         one, none = straight.new_zeros(1, 4, 4), straight.new_full((3, 4, 4), -math.inf)
         table = torch.cat([one, none])
         return DenseRules(table + straight), DenseRules(table + inverted)
+    # "s" and "t" are unaligned words; "source" and "target" have taken those that follow.
     names = ("source", "target", "straight", "inverted", "early", "late", "pair", "s", "t")
     number = {name: place for place, name in enumerate(names)}
     tables = torch.full((2, 9, 9, 9), -math.inf, dtype=straight.dtype, device=straight.device)

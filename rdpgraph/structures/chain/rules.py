@@ -96,6 +96,7 @@ def write_program(each: tuple[bool, ...], *, apart: bool = False) -> Program:
     declared: dict[str, declaration.Input | declaration.Lengths] = {
         "unary": declaration.Input("T N")
     }
+    # A table for each step has an index of the step, in its size and where it is read.
     steps = ["T-1 " if one else "" for one in each]
     at = ["t-1, " if one else "" for one in each]
     rules = ["a[0, n] += unary[0, n]"]

@@ -198,6 +198,7 @@ def write_rules(kinds: int, *, alike: bool) -> tuple[Declared, str]:
     for kind in range(kinds):
         declared |= {f"ruled{kind}": Input("K L R"), f"rows{kind}": Input("V+1", whole=True)}
         declared |= {f"parts{kind}": Input(f"E{kind} 2", whole=True)}
+        # Ways to divide a place are the entries of its row in a list of pairs of parts.
         first, second = f"parts{kind}[e, 0]", f"parts{kind}[e, 1]"
         where = f"if rows{kind}[v] <= e < rows{kind}[v + 1]"
         if alike:

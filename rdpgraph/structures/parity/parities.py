@@ -291,6 +291,8 @@ class Parities:
         (parities, rounds), words = self.merged(observables=True), 1
         while words * _WORD < self.open_checks + self.num_observables:
             words *= 2
+        # A check has a bit of the state while it is open, and gives it back when it closes.
+        # Observables have the highest bits.
         free, slot = list(range(self.open_checks))[::-1], dict[int, int]()
         masks, rows = [0] * len(parities.columns), list[tuple[int, int, int]]()
         top = words * _WORD - self.num_observables
@@ -304,6 +306,7 @@ class Parities:
             rows.append((kind, slot.get(number, 0) if kind != FLIP else 0, number))
             if kind == CLOSE:
                 free.append(slot.pop(number))
+        # Masks of many bits are divided into words.
         low = (1 << _WORD) - 1
         split = [[_signed(mask >> (_WORD * at) & low) for at in range(words)] for mask in masks]
         return Slots(

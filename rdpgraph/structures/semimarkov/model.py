@@ -119,6 +119,7 @@ class SemiMarkov(Recurrence):
         if not unary.shape[-2]:
             segments = unary.unsqueeze(-2) + duration
         else:
+            # The window that ends at each position, summed from its last entry backwards.
             padded = pad(unary, (0, 0, longest - 1, 0), value=-math.inf)
             windows = padded.unfold(-2, longest, 1).flip(-1)
             segments = windows.cumsum(-1).transpose(-1, -2) + duration
