@@ -10,11 +10,10 @@ import torch
 from torch import Tensor
 
 import rdpgraph as rg
-from rdpgraph._core import effort
 from rdpgraph.plan import clock
 from rdpgraph.testing import brute_force
 from tests.fuzz import compare
-from tests.fuzz.compare import holds
+from tests.fuzz.compare import approximate_seconds, holds
 from tests.logical import LOGICAL, count_between
 
 Rng = np.random.Generator
@@ -24,12 +23,8 @@ def case(rng: Rng) -> int:
     """One model by a route whose budget is too small, or one with very low scores."""
     if rng.random() < 0.3:
         return of_low_scores(rng)
-    usual = effort.APPROXIMATE_SECONDS
-    effort.APPROXIMATE_SECONDS = 0.1  # of the default: models are small, and cases many
-    try:
+    with approximate_seconds(0.1):
         return of_any_model(rng)
-    finally:
-        effort.APPROXIMATE_SECONDS = usual
 
 
 def of_low_scores(rng: Rng) -> int:

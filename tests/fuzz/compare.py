@@ -1,14 +1,26 @@
 """Agreement of two answers."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Generator
+from contextlib import contextmanager
 
 import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
+from rdpgraph._core import effort
 from rdpgraph.errors import ImpossibleEvidenceError
 
 Array = NDArray[np.float64]
+
+
+@contextmanager
+def approximate_seconds(seconds: float) -> Generator[None]:
+    """Let default answers take so many counted seconds: models are small, and cases many."""
+    usual, effort.APPROXIMATE_SECONDS = effort.APPROXIMATE_SECONDS, seconds
+    try:
+        yield
+    finally:
+        effort.APPROXIMATE_SECONDS = usual
 
 
 class Skipped(Exception):

@@ -16,11 +16,10 @@ import torch
 from torch import Tensor
 
 import rdpgraph as rg
-from rdpgraph._core import effort
 from rdpgraph.plan import clock
 from rdpgraph.testing import BruteForce, brute_force
 from tests.fuzz import structures
-from tests.fuzz.compare import Skipped, holds
+from tests.fuzz.compare import Skipped, approximate_seconds, holds
 from tests.fuzz.recognised import KINDS as STRUCTURES
 from tests.fuzz.recognised import shuffled
 from tests.logical import LOGICAL, count_between
@@ -37,12 +36,8 @@ Ask = Callable[[rg.Posterior], Any]
 
 def case(rng: Rng) -> int:
     """One model: some pairs of questions in both orders, and what statuses claim."""
-    usual = effort.APPROXIMATE_SECONDS
-    effort.APPROXIMATE_SECONDS = 0.2  # of the default: models are small, and cases many
-    try:
+    with approximate_seconds(0.2):
         return _case(rng)
-    finally:
-        effort.APPROXIMATE_SECONDS = usual
 
 
 def _case(rng: Rng) -> int:

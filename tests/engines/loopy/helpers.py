@@ -3,6 +3,7 @@
 import random
 from dataclasses import dataclass
 
+import pytest
 import torch
 
 import rdpgraph as rg
@@ -43,6 +44,19 @@ def loopy(graph, name="flooding", **options):
     options = {"tolerance": 1e-12, "sweeps": 5000} | options
     scheduler = rg.Loopy(schedule=schedule(name, graph.num_variables), **options)
     return rg.infer(graph, scheduler=scheduler)
+
+
+def assert_same_run(ours, theirs, pairs, *, tolerance, best=False):
+    """Two posteriors have one log Z, one answer for each pair of variables, and one trace."""
+    same(ours.log_partition, theirs.log_partition, tolerance)
+    for one, other in pairs:
+        if best:  # rounding decides between states that tie
+            same(ours.max_marginals()[one], theirs.max_marginals()[other], tolerance)
+        else:
+            same(ours.marginal(one), theirs.marginal(other), tolerance)
+    # Rounding decides after which sweep nothing changes any more, and between equal residuals.
+    for one, other in zip(ours.status.trace, theirs.status.trace, strict=False):
+        assert one == pytest.approx(other, rel=1e3 * tolerance, abs=1e3 * tolerance)
 
 
 def grid(across, down, unary):

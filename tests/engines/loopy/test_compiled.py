@@ -8,7 +8,7 @@ import pytest
 import torch
 
 import rdpgraph as rg
-from tests.engines.loopy.helpers import SCHEDULES, loopy, same, seeded
+from tests.engines.loopy.helpers import SCHEDULES, assert_same_run, loopy, same, seeded
 from tests.logical import LOGICAL, count_between
 
 
@@ -90,16 +90,8 @@ def assert_alike(seed, *, tolerance=1e-9, name="flooding", draw=None, **options)
     variables, graphs = drawn(seed, **(draw or {}))
     options = {"sweeps": 6, "tolerance": 0.0} | options
     ours, theirs = (loopy(graph, name, **options) for graph in graphs)
-    same(ours.log_partition, theirs.log_partition, tolerance)
-    for v in variables:
-        if options.get("temperature") == 0.0:  # rounding decides between states that tie
-            same(ours.max_marginals()[v], theirs.max_marginals()[v], tolerance)
-        else:
-            same(ours.marginal(v), theirs.marginal(v), tolerance)
-    # Rounding decides after which sweep nothing changes any more.
-    traces = zip(ours.status.trace, theirs.status.trace, strict=False)
-    for one, other in traces:
-        assert one == pytest.approx(other, rel=1e3 * tolerance, abs=1e3 * tolerance)
+    pairs, best = ((v, v) for v in variables), options.get("temperature") == 0.0
+    assert_same_run(ours, theirs, pairs, tolerance=tolerance, best=best)
 
 
 @pytest.mark.parametrize("name", SCHEDULES)

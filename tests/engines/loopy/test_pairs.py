@@ -7,7 +7,15 @@ import pytest
 import torch
 
 import rdpgraph as rg
-from tests.engines.loopy.helpers import SCHEDULES, grid, grid_tables, loopy, same, seeded
+from tests.engines.loopy.helpers import (
+    SCHEDULES,
+    assert_same_run,
+    grid,
+    grid_tables,
+    loopy,
+    same,
+    seeded,
+)
 
 SIZES = [(3, 3), (5, 2), (9, 9), (17, 8), (3, 20), (40, 12)]
 """States of variables of two kinds: few and many, and both at the ends of a table."""
@@ -60,15 +68,8 @@ def assert_paths_agree(sizes, *, tolerance=1e-10, name="flooding", draw=None, **
     (ours, x, y), (theirs, *others) = answers
     assert not ours.log_partition.requires_grad
     assert theirs.log_partition.requires_grad
-    same(ours.log_partition, theirs.log_partition, tolerance)
-    for one, other in zip((x, y), others, strict=True):
-        if options.get("temperature") == 0.0:  # rounding decides between states that tie
-            same(ours.max_marginals()[one], theirs.max_marginals()[other], tolerance)
-        else:
-            same(ours.marginal(one), theirs.marginal(other), tolerance)
-    # Rounding decides after which sweep nothing changes any more, and between equal residuals.
-    for one, other in zip(ours.status.trace, theirs.status.trace, strict=False):
-        assert one == pytest.approx(other, rel=1e3 * tolerance, abs=1e3 * tolerance)
+    pairs, best = zip((x, y), others, strict=True), options.get("temperature") == 0.0
+    assert_same_run(ours, theirs, pairs, tolerance=tolerance, best=best)
 
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
