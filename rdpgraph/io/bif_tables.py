@@ -27,6 +27,7 @@ Array = NDArray[np.float64]
 Codes = Mapping[bytes, int]
 
 _TABLE = re.compile(rb"\s*+(table\s[^;]*+);?\s*+")
+_COMMA_FIRST = re.compile(rb"(?:\A|;)\s*+,")  # a statement that begins with a comma
 _PROPERTIES = re.compile(rb"(?:\s*+property\s[^;]*+;)*+")
 
 
@@ -203,7 +204,7 @@ def _rows_alike(
     any other text.
     """
     read = statements_alike(text, count, [b"(", *[None] * len(codes), b")"], size)
-    if read is None:
+    if read is None or _COMMA_FIRST.search(text):
         return None
     numbers = np.zeros(count, dtype=np.int64)
     try:

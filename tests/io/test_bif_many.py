@@ -49,3 +49,19 @@ def test_commas_stand_between_numbers_alone(body):
         text = "".join(text.replace("#", str(n)) for n, text in enumerate(texts))
         with pytest.raises(FileFormatError, match="a row, table or default"):
             parse_bif(text)
+
+
+@pytest.mark.parametrize(
+    "body", [",(no) 1,0; (yes) 0,1;", "(no) 1,0;\n , (yes) 0,1;", "(no) 1,0; (yes) 0,1;,"]
+)
+def test_no_row_begins_with_a_comma(body):
+    declared = """
+        variable a# { type discrete [2] { no, yes }; } probability (a#) { table 1,0; }
+        variable b# { type discrete [2] { no, yes }; }
+        probability (b# | a#) { (no) 1,0; (yes) 0,1; }
+    """
+    wrong = declared.replace("(no) 1,0; (yes) 0,1;", body)
+    for texts in ([wrong], [declared, wrong, declared]):
+        text = "".join(text.replace("#", str(n)) for n, text in enumerate(texts))
+        with pytest.raises(FileFormatError, match="a row, table or default"):
+            parse_bif(text)
