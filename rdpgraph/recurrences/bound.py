@@ -413,10 +413,18 @@ class Bound:
     def entropy(self) -> Tensor:
         """(*batch,) nats, of derivations; 0 where nothing is possible. Differentiable.
 
-        Log Z less the mean of what a derivation's entries add up to.
+        By compiled code the mean of minus the log of a derivation's share, summed term by term;
+        else log Z less the mean of what a derivation's entries add up to, in float64.
         """
-        log_z, mean = self.mean_score([_scores(values) for values in self.logs().values()])
-        return torch.where(log_z > -torch.inf, log_z - mean, 0.0)
+        flat = [*self._flat(self.given).values()]
+        if self._split is None and self._served(flat):
+            found = executor.entropy(self.program, self._flat_lengths(), self._sizes, flat)
+            return self._batched(found, 0).clamp(min=0.0)
+        logs = self.logs()
+        wide = self.with_inputs(**{name: values.double() for name, values in logs.items()})
+        log_z, mean = wide.mean_score([_scores(values) for values in wide.logs().values()])
+        entropy = torch.where(log_z > -torch.inf, log_z - mean, 0.0)
+        return entropy.clamp(min=0.0).to(next(iter(logs.values())))
 
     @by_autograd
     def cross_entropy(self, other: Self) -> Tensor:

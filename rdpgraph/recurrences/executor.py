@@ -41,7 +41,7 @@ _SIGNATURES = {
     "work": (ctypes.c_double, [_POINTER]),
     "up": (_POINTER, [*[_POINTER] * 6, *[_SIZE] * 5, _POINTER, _POINTER, _SIZE, *[_POINTER] * 2]),
     "down": (None, [_POINTER] * 3),
-    "along": (None, [_POINTER] * 3),
+    "along": (None, [*[_POINTER] * 3, _SIZE]),
     "second": (None, [_POINTER] * 2),
     "maxima": (None, [_POINTER] * 4),
     "descend": (_SIZE, [*[_POINTER] * 3, *[_SIZE] * 3]),
@@ -536,12 +536,26 @@ def mean_along(up: Upward, said: Sequence[Tensor | None]) -> Tensor:
         up: a pass of log-sums.
         said: of each input, in its shape, finite; None: nothing.
     """
-    run, possible = up.lease.run, up.possible
-    means = run.room("means")
-    said = [None if x is None else x.to(run.dtype).contiguous() for x in said]
+    said = [None if x is None else x.to(up.lease.run.dtype).contiguous() for x in said]
+    return _along(up, said, entropic=False)
+
+
+@torch.no_grad()
+def entropies(up: Upward) -> Tensor:
+    """(items,) the entropies of derivations in nats, 0 where there is none.
+
+    Args:
+        up: a pass of log-sums.
+    """
+    return _along(up, [None] * len(up.inputs), entropic=True)
+
+
+def _along(up: Upward, said: Sequence[Tensor | None], *, entropic: bool) -> Tensor:
+    """(items,) a mean over derivations, of what is said or of minus the log of their shares."""
+    run, means = up.lease.run, up.lease.run.room("means")
     data, moves = _pointers([run.values, *up.inputs]), _pointers([means, *said])
-    _function("along", run.dtype)(run.handle, _address(data), _address(moves))
-    return torch.stack([goal.cell_values(means, possible) for goal in up.goals]).sum(0)
+    _function("along", run.dtype)(run.handle, _address(data), _address(moves), int(entropic))
+    return torch.stack([goal.cell_values(means, up.possible) for goal in up.goals]).sum(0)
 
 
 @dataclass(frozen=True, eq=False)
@@ -818,6 +832,11 @@ class _Call:
 
         return mean_scores(log_partition, logs, [x for x in said if x is not None])
 
+    def interpreted_entropy(self, *inputs: Tensor) -> Tensor:
+        """(items,) entropies, which have all derivatives."""
+        log_z, mean = self.interpreted_mean(*inputs, *_scores(inputs))
+        return torch.where(log_z > -torch.inf, log_z - mean, 0.0)
+
     def divide(self, tensors: Sequence[Tensor]) -> tuple[list[Tensor], list[Tensor | None]]:
         """The inputs, and what is said of each; nothing is said of whole numbers."""
         count = len(self.program.inputs)
@@ -913,6 +932,45 @@ class _Mean(torch.autograd.Function):
         # is the goal's, and its gradient in the inputs is the derivative of that.
         found = call.second(ctx.up, said, of_mean, of_goal, wanted, first=True)
         return None, *found.turns, *(x for x in found.gradients if x is not None)
+
+
+class _EntropyOfDerivations(torch.autograd.Function):
+    """The entropies of derivations.
+
+    They are log Z less the mean score, which is the derivative of log Z along the scores. So the
+    gradient is minus the derivative of that of log Z along them.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, call: _Call, *inputs: Tensor) -> Tensor:
+        ctx.call, ctx.up = call, call.run_up(inputs)
+        ctx.save_for_backward(*inputs)
+        return entropies(ctx.up).to(ctx.up.value)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> Any:
+        call, (above,), inputs = ctx.call, gradients, ctx.saved_tensors
+        if torch.is_grad_enabled() or is_transformed(above):
+            return None, *regradient(call.interpreted_entropy, inputs, above)
+        scores = iter(_scores(inputs))
+        said = [None if array.whole else next(scores) for array in call.program.inputs]
+        found = call.second(ctx.up, said, -above, None, ctx.needs_input_grad[1:], first=False)
+        return None, *found.turns
+
+
+def _scores(inputs: Sequence[Tensor]) -> list[Tensor]:
+    """The inputs of logs, with 0 for what is absent, which no derivation reads."""
+    logs = [x for x in inputs if x.is_floating_point()]
+    return [torch.where(x > -torch.inf, x, 0.0) for x in logs]
+
+
+def entropy(
+    program: Program, lengths: Mapping[str, Tensor | int], sizes: Mapping[str, int],
+    inputs: Sequence[Tensor],
+) -> Tensor:  # fmt: skip
+    """(items,) the entropies of derivations in nats; 0 where there is none. Differentiable."""
+    value: Tensor = _EntropyOfDerivations.apply(_Call(program, lengths, sizes), *inputs)  # pyright: ignore
+    return value
 
 
 def log_partition(

@@ -287,7 +287,7 @@ class Recurrence(Structure):
     @by_autograd
     def entropy(self) -> Tensor:
         """(*batch,) nats, of derivations; 0 where nothing is possible. Differentiable."""
-        return self._bind(double=True).entropy().clamp(min=0.0).to(self.unary)
+        return self._bind().entropy().to(self.unary)
 
     @by_autograd
     def cross_entropy(self, other: "Recurrence") -> Tensor:
@@ -368,7 +368,7 @@ class Recurrence(Structure):
         """
         if not self._has_sites:
             return self.unary
-        return self._bind(double=True).max_marginals(UNARY)[UNARY].to(self.unary)
+        return self._bind().max_marginals(UNARY)[UNARY].to(self.unary)
 
     def mode(self) -> Tensor:
         """(*batch, *sites) the states of one best derivation, -1 at unused sites.

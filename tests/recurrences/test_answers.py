@@ -209,6 +209,32 @@ def test_answers_in_float32_are_those_in_float64(name, hard):
     means = recurrence.marginals()
     for array, found in single.marginals().items():
         close(found.double(), means[array], rtol=2e-5, atol=2e-5)
+    best = recurrence.max_marginals()
+    for array, found in single.max_marginals().items():
+        close(found.double(), best[array], rtol=2e-5, atol=2e-5)
+
+
+@pytest.mark.parametrize("spread", [0.1, 1.0, 8.0])
+@pytest.mark.parametrize("name", ["Chain", "Steps", "Alignment"])
+def test_float32_keeps_the_entropies_and_maxima_of_many_steps(name, spread):
+    """Numbers are small beside what they are added to at each of some hundred steps."""
+    g = torch.Generator().manual_seed(7)
+
+    def r(*shape):
+        return spread * logs(g, *shape).float()
+
+    recurrence = {
+        "Chain": lambda: written.Chain(r(2, 300, 5), r(5, 5), torch.tensor([300, 211])),
+        "Steps": lambda: written.Steps(r(2, 300, 5), r(299, 5, 5), torch.tensor([300, 211])),
+        "Alignment": lambda: written.Alignment(
+            r(2, 70, 60, 3), torch.tensor([69, 50]), torch.tensor([59, 40])
+        ),
+    }[name]()
+    wide = in_dtype(recurrence, torch.float64)
+    close(recurrence.entropy().double(), wide.entropy(), rtol=5e-6, atol=5e-5)
+    best, least = wide.max_marginals(), 1e-6 * float(wide.best_score().abs().max())
+    for array, found in recurrence.max_marginals().items():
+        close(found.double(), best[array], rtol=0, atol=least)
 
 
 LARGER = {

@@ -46,9 +46,10 @@ void NAME(down)(void* team, REAL* const* data, REAL* const* grads) {
   static_cast<Team<REAL>*>(team)->down(data, grads);
 }
 
-// Means over derivations of the sum of what `moves` say of each entry that is read.
-void NAME(along)(void* team, REAL* const* data, REAL* const* moves) {
-  static_cast<Team<REAL>*>(team)->along(data, moves);
+// Means over derivations of the sum of what `moves` say of each entry that is read; if `entropic`, which is without what
+// is said, of minus the log of a derivation's share.
+void NAME(along)(void* team, REAL* const* data, REAL* const* moves, int64_t entropic) {
+  static_cast<Team<REAL>*>(team)->along(data, moves, entropic);
 }
 
 // The derivative of gradients along what moves say, after `along` and `down` on arrays that are still there.

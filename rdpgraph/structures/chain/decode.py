@@ -104,12 +104,13 @@ def max_marginals(parts: AnyChain) -> Unary:
         return unary
     watched = isinstance(link, Tensor) and (unary.requires_grad or link.requires_grad)
     watched = watched and torch.is_grad_enabled()
-    wide, by_rows = parts.double(), watched
+    by_rows = watched
     if not watched and not _is_by_pairs(parts):
-        bound = rules.bound(wide, maxima=True)
+        bound = rules.bound(parts, maxima=True)
         by_rows = isinstance(link, Tensor) and not bound.is_compiled
         if not by_rows:
             return bound.max_marginals("unary")["unary"].reshape(unary.shape).to(unary)
+    wide = parts.double()
     with torch.set_grad_enabled(watched):
         if by_rows:
             through = recursion.forward(wide, best=True) + recursion.backward(wide, best=True)

@@ -142,32 +142,34 @@ void Run<Real>::by_panels_of_all(const Real* left, int64_t rows, int64_t stride,
   });
 }
 
-// Fills `x` and `rows` with the rows before a product, as exponentials relative to their tops (maxima: logs
-// relative to them): those of `most` places of a step, counted item after item from `first` on. Rows in
-// which nothing is possible are left out.
+// A row before a product, as exponentials relative to its top (maxima: logs relative to it). Returns whether anything
+// in it is possible.
+template <typename Real>
+template <bool best>
+bool Run<Real>::prepare_row(const Stage& g, At s, Row& one, Real* to) {
+  if (g.kind == kKindPair) return pair<best>(g, s, one, to);
+  const Alternative& a = alternatives[g.first];
+  if (!has_terms(a, one.item, s, one.p)) return false;
+  one.level = row(a, one.item, s, one.p, 0, g.depth, to);
+  const Real top = largest(to, g.depth);
+  if (!(top > kNever<Real>)) return false;
+  one.top = top, note(top);
+  if (!best) exps(to, to, top, g.depth);
+  else for (int64_t j = 0; j < g.depth; ++j) to[j] -= top;
+  return true;
+}
+
+// Fills `x` and `rows` with those of `most` places of a step, counted item after item from `first` on. Rows in which
+// nothing is possible are left out.
 template <typename Real>
 template <bool best>
 void Run<Real>::prepare_rows(const Stage& g, At s, Span span, int64_t item, int64_t first, int64_t most) {
-  const Alternative& a = alternatives[g.first];
   const int64_t depth = depth_of(g), many = span.high - span.low + 1;
   rows.clear();
   x.resize(most * depth);
   for (int64_t k = first; k < first + most; ++k) {
-    const int64_t i = item + k / many, p = span.low + k % many;
-    Real* to = x.data() + rows.size() * depth;
-    Row one{i, p, 0, 0};
-    if (g.kind == kKindPair) {
-      if (!pair<best>(g, s, one, to)) continue;
-    } else {
-      if (!has_terms(a, i, s, p)) continue;
-      one.level = row(a, i, s, p, 0, depth, to);
-      const Real top = largest(to, depth);
-      if (!(top > kNever<Real>)) continue;
-      one.top = top, note(top);
-      if (!best) exps(to, to, top, depth);
-      else for (int64_t j = 0; j < depth; ++j) to[j] -= top;
-    }
-    rows.push_back(one);
+    Row one{item + k / many, span.low + k % many, 0, 0};
+    if (prepare_row<best>(g, s, one, x.data() + rows.size() * depth)) rows.push_back(one);
   }
 }
 

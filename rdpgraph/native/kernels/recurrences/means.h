@@ -2,6 +2,11 @@
 //
 // The mean of a cell is the mean over its terms, weighted by their shares, of the sum of the means of
 // what a term reads. It is the derivative of the cell's log-sum along the direction.
+//
+// The entropy of a cell's derivations is the mean of minus the log of their shares (`entropic`): with the shares s_k of
+// terms and the entropies H_r of what a term reads,
+//     H = sum_k s_k (sum_r H_r - log s_k).
+// No number is below 0, so that float32 keeps its digits; the difference of log Z and a mean score would lose them.
 
 #pragma once
 
@@ -26,23 +31,28 @@ void Run<Real>::sum_along(const Stage& g, At s) {
       const Real* done = out(g, data[0], item, s, p);
       Real* to = out(g, moves[0], item, s, p);
       const double known = *out_level(g, item, s, p);
-      std::fill(to, to + count, Real(0));
+      std::fill(to, to + count, Real(0)), totals.assign(count, Real(0));
       const Real scale = count == 1 ? Real(1) : Real(0);  // of one cell all shares are made together
       if (count == 1) shares(g, done, &scale, known, item, 1);
       for (const Entry& one : entries) {
         const int64_t size = one.high - one.low + 1;
-        Real* row = terms.data() + (count == 1 ? &one - entries.data() : 0);
-        if (count > 1) {
-          product(one, item, Real(level_of(one, item) - known), row);
-          for (int64_t k = 0; k < size; ++k) row[k] -= finite(done[one.low + k]);
-          exps(row, row, Real(0), size);
-        }
-        for (const Part* f = factors_of.data() + one.first; f < factors_of.data() + one.first + one.count; ++f) {
-          if (!moves[f->f->slot]) continue;
-          const Line from = line_of(*f, item);
-          for (int64_t k = 0; k < size; ++k) to[one.low + k] += row[k] * moves[f->f->slot][from(k)];
-        }
+        Real *row = terms.data() + (count == 1 ? &one - entries.data() : 0), *own = to + one.low;
+        if (count > 1) product(one, item, Real(level_of(one, item) - known), row);
+        // The share of each term from its log, and what it adds by itself.
+        if (count > 1 || entropic) by_lanes<Real>(size, [&](int64_t k, auto left) {
+          Lane<Real> log = load(row + k, left), share = log;
+          if (count > 1) {
+            const Lane<Real> sum = load(done + one.low + k, left);
+            log = log - (sum > kNever<Real> ? sum : Lane<Real>{}), share = exp_of<Real>(log);
+          } else log = log_of<Real>(share);
+          store(row + k, share, left);
+          if (count > 1) store(totals.data() + one.low + k, load(totals.data() + one.low + k, left) + share, left);
+          if (entropic) store(own + k, load(own + k, left) + share * surprise(share, log), left);
+        });
+        for (const Part* f = factors_of.data() + one.first; f < factors_of.data() + one.first + one.count; ++f)
+          if (moves[f->f->slot]) add_shares(own, row, moves[f->f->slot], line_of(*f, item), size);
       }
+      if (count > 1) divide_along(to, totals.data(), count);
     }
   }
 }
@@ -76,7 +86,7 @@ void Run<Real>::link_along(const Stage& g, At s) {
   const Array<Real>& said = prepared_of(g, whole.stages);
   for (int64_t item = 0; item < batch; item += items) {
     const Table<Real> own = table(g, item);
-    const Real* along = moves[g.slot] ? said.data() + (g.table_item ? item : 0) * packed_size(g) : nullptr;
+    const Real* along = moves[g.slot] || entropic ? said.data() + (g.table_item ? item : 0) * packed_size(g) : nullptr;
     for (int64_t first = 0; first < many * items; first += kBlock) {
       const int64_t most = std::min(kBlock, many * items - first);
       turned.resize(most * depth), moved.resize(3 * most * hop);
@@ -89,19 +99,20 @@ void Run<Real>::link_along(const Stage& g, At s) {
         Real* to = turned.data() + r * depth;
         if (g.kind == kKindLink) {
           row_along(alternatives[g.first], one.item, s, one.p, 0, depth, to);
-          for (int64_t k = 0; k < depth; ++k) to[k] *= x[r * depth + k];
+          times_along(to, x.data() + r * depth, to, depth);
         } else pair_along(g, s, one, to);
       }
       // mean_j = sum_i (x_i m_i W_ij + x_i W_ij w_ij) / sum_i x_i W_ij, with m of the row and w (`along`) of
-      // the matrix; where the divisor is near underflow, in logs.
+      // the matrix; where the divisor is near underflow, in logs. Of entropies m_i has - log x_i, w_ij is - log W_ij,
+      // and the log of the divisor is added.
       by_panels_of_all<false>(turned.data(), some, depth, depth, own.ahead, n, s.s % 2, with, hop);
       if (along) by_panels_of_all<false>(x.data(), some, depth, depth, along, n, s.s % 2, tables, hop);
       for (int64_t r = 0; r < some; ++r) {
-        for (int64_t k = 0; k < n; ++k) {
-          const int64_t at = r * hop + k;
-          means[k] = sums_of[at] < faint<Real>(depth) ? mean_in_logs(g, s, rows[r], own.logs, k)
-                                                     : (with[at] + (along ? tables[at] : 0)) / sums_of[at];
-        }
+        const Real *sum_of = sums_of + r * hop, *top = with + r * hop, *more = tables + r * hop;
+        for (int64_t k = 0; k < n; ++k) means[k] = top[k] + (along ? more[k] : 0);
+        divide_along(means.data(), sum_of, n);
+        for (int64_t k = 0; k < n; ++k)
+          if (sum_of[k] < faint<Real>(depth)) means[k] = mean_in_logs(g, s, rows[r], own.logs, k);
         mean_of(targets[rows[r].p - span.low], s, rows[r].item, rows[r].p, means.data());
       }
     }
@@ -116,9 +127,9 @@ void Run<Real>::pair_along(const Stage& g, At s, Row& one, Real* to) {
   std::vector<Real> left = y, right = rights, said(std::max(b, c)), part(b * c);
   for (int64_t k = 0; k < some; ++k) {
     row_along(alternatives[g.first], one.item, splits[k].s, one.p, splits[k].r, b, said.data());
-    for (int64_t j = 0; j < b; ++j) y[k * b + j] *= said[j];
+    times_along(y.data() + k * b, y.data() + k * b, said.data(), b);
     row_along(alternatives[g.first + 1], one.item, splits[k].s, one.p, splits[k].r, c, said.data());
-    for (int64_t j = 0; j < c; ++j) right[k * c + j] *= said[j];
+    times_along(right.data() + k * c, right.data() + k * c, said.data(), c);
   }
   products<false>(g, to);
   y = left, rights = right;
@@ -140,7 +151,8 @@ Real Run<Real>::mean_in_logs(const Stage& g, At s, const Row& one, const Real* l
       row_along(alternatives[g.first], one.item, split.s, one.p, split.r, b, left.data());
       if (g.kind == kKindPair) row_along(alternatives[g.first + 1], one.item, split.s, one.p, split.r, c, right.data());
     }
-    sum += std::exp(v - total) * (left[k / c] + right[k % c] + (said ? said[row_of(g, k) + column_of(g, j)] : 0));
+    if (!(v > -INFINITY)) return;
+    sum += std::exp(v - total) * (left[k / c] + right[k % c] + (said ? said[row_of(g, k) + column_of(g, j)] : 0) + (entropic ? total - v : 0));
   });
   return Real(sum);
 }
@@ -172,28 +184,39 @@ const Real* Run<Real>::said_row(const Stage& g, const Real* said, int64_t start,
 template <typename Real>
 void Run<Real>::direct_along(const Stage& g, At s, Span span) {
   const Alternative& a = alternatives[g.first];
+  const int64_t each = depth_of(g), n = g.labels;
+  scattered.resize(n), h.resize(std::max<int64_t>(h.size(), n));
   for (int64_t item = 0; item < batch; ++item)
     for (int64_t p = span.low; p <= span.high; ++p) {
       if (!has_terms(a, item, s, p)) continue;
-      const int64_t each = depth_of(g), n = g.labels;
       int64_t hop;
       double known, level;
       const Real *from = direct(g, item, s, p, &hop, &known), *done = link_values(targets[p - span.low], s, item, p, &level);
       const Real* said = moves[g.slot] ? moves[g.slot] + item * g.table_item : nullptr;
-      const int64_t depth = each * splits.size();
-      turned.resize(depth), means.assign(n, Real(0));
+      const int64_t depth = each * splits.size(), start = value(g.table, s, p, 0);
+      turned.resize(depth), means.assign(n, Real(0)), totals.assign(n, Real(0));
       splits_along(g, item, p, turned.data());
-      const int64_t start = value(g.table, s, p, 0);
-      pairs.resize(std::max<int64_t>(pairs.size(), n)), scattered.resize(n);
-      for (int64_t k = 0; k < depth; ++k) {
-        Real* row = pairs.data();
-        for (int64_t j = 0; j < n; ++j) row[j] = from[k * hop + j] + (x[k] + Real(known - level)) - finite(done[j]);
-        exps(row, row, Real(0), n);
-        const Real* along = said ? said_row(g, said, start, k) : nullptr;
-        if (along) for (int64_t j = 0; j < n; ++j) means[j] += row[j] * (turned[k] + along[j]);
-        else for (int64_t j = 0; j < n; ++j) means[j] += row[j] * turned[k];
-      }
-      // Where another factor of the target forbids a label, the shares above are of nothing and may be huge.
+      for (int64_t j = 0; j < n; ++j) h[j] = finite(done[j]);
+      for (int64_t k = 0; k < depth; ++k) x[k] += Real(known - level);
+      // The share of each term in its column's sum, times what is said of it, and what they add up to.
+      const auto join = [&](int64_t first, int64_t last, const Real* along) {
+        by_lanes<Real>(n, [&](int64_t j, auto left) {
+          const Lane<Real> sum = load(h.data() + j, left);
+          Lane<Real> mean = load(means.data() + j, left), total = load(totals.data() + j, left);
+          for (int64_t k = first; k < last; ++k) {
+            const Lane<Real> log = load(from + k * hop + j, left) + x[k] - sum, share = exp_of<Real>(log);
+            Lane<Real> more = all(turned[k]);
+            if (along) more += load(along + j, left);
+            if (entropic) more += surprise(share, log);
+            mean += share * more, total += share;
+          }
+          store(means.data() + j, mean, left), store(totals.data() + j, total, left);
+        });
+      };
+      if (!said) join(0, depth, nullptr);
+      else for (int64_t k = 0; k < depth; ++k) join(k, k + 1, said_row(g, said, start, k));
+      // Where another factor of the target forbids a label, shares are of nothing and may be huge.
+      divide_along(means.data(), totals.data(), n);
       for (int64_t j = 0; j < n; ++j) if (!(done[j] > kNever<Real>)) means[j] = 0;
       mean_of(targets[p - span.low], s, item, p, means.data());
     }
@@ -213,22 +236,31 @@ void Run<Real>::over_along(const Stage& g, At s) {
       exps(x.data(), x.data(), Real(*out_level(g, item, s, p) + done - known), x.size());
       turned.resize(x.size());
       splits_along(g, item, p, turned.data());
-      for (size_t k = 0; k < x.size(); ++k) *to += x[k] * turned[k];
+      times_along(turned.data(), x.data(), turned.data(), x.size());
+      for (const Real one : turned) *to += one;
     }
 }
 
-// Matrices times what moves say of them, in panels.
+// Matrices times what moves say of them, or times minus their logs, in panels.
 template <typename Real>
 void Run<Real>::prepare_along() {
   const int64_t wide = width<Real>();
   for (int64_t k = 0; k < whole.stages; ++k) {
     const Stage& g = stages[k];
-    if (!prepares(g) || !moves[g.slot]) continue;
+    if (!prepares(g) || (!moves[g.slot] && !entropic)) continue;
     Array<Real>& made = prepared[whole.stages + k];
     made.resize(sets(g) * packed_size(g));
     for (int64_t item = 0; item < sets(g); ++item) {
-      const Real *weights = table(g, item).ahead, *said = moves[g.slot] + g.table.c + item * g.table_item;
+      const Real* weights = table(g, item).ahead;
       Real* to = made.data() + item * packed_size(g);
+      if (entropic) {
+        by_lanes<Real>(packed_size(g), [&](int64_t j, auto left) {
+          const Lane<Real> weight = load(weights + j, left);
+          store(to + j, weight * surprise(weight, log_of<Real>(weight)), left);
+        });
+        continue;
+      }
+      const Real* said = moves[g.slot] + g.table.c + item * g.table_item;
       // Beside the last column there is nothing.
       if (g.labels % wide) std::fill(to + packed_size(g) - wide * depth_of(g), to + packed_size(g), Real(0));
       each_packed(g, [&](int64_t at, int64_t place, int64_t some) {

@@ -120,14 +120,18 @@ void Run<Real>::second() {
   for (int64_t k = 0; k < whole.stages; ++k) write_matrix_second(stages[k]);
 }
 
-// Losses of the best derivations that use a cell or an entry, of one item.
+// Losses of the best derivations that use a cell or an entry.
 template <typename Real>
 void Run<Real>::maxima() {
   // Those of a matrix are found step by step.
   bool whole_series = true;
   for (const Series& one : series) whole_series &= !losses[stages[one.link].slot];
   each_stage(false, whole_series, [&](const Stage& g, At s) {
-    if (Series* one = whole_series ? first_of_series(g, s.s) : nullptr) return series_maxima(*one);
+    if (Series* one = whole_series ? first_of_series(g, s.s) : nullptr) {
+      const int64_t together = g.table_item ? 1 : kBlock;  // items that share a matrix
+      for (int64_t item = 0; item < batch; item += together) series_maxima(*one, item, std::min(together, batch - item));
+      return;
+    }
     if (g.kind == kKindSum) sum_maxima(g, s);
     else if (g.kind == kKindOver) over_maxima(g, s);
     else link_maxima(g, s);

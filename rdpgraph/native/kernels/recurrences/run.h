@@ -465,6 +465,7 @@ template <typename Real> struct Run {
   std::vector<char> faints;  // of rows: whether products have lost what has a gradient
   Array<Split> splits;
   std::vector<Row> rows;
+  template <bool best> bool prepare_row(const Stage& g, At s, Row& one, Real* to);
   template <bool best> void prepare_rows(const Stage& g, At s, Span span, int64_t item, int64_t first, int64_t most);
   void rows_and_products(const Stage& g, At s, Span span, int64_t item, int64_t first, int64_t most, int64_t hop, Real* products);
   template <bool best> bool prepare_splits(const Stage& g, At s, Row& one);
@@ -576,7 +577,32 @@ template <typename Real> struct Run {
   // ---- means over derivations (means.h) ----
 
   Real* const* moves = nullptr;  // by slot; 0: the means of tables; null: zeros
+  bool entropic = false;         // whether means are of minus the log of a derivation's share, and nothing is said
   std::vector<Real> turned, means, moved;
+  // Minus the log of a share, given both; 0 of what has no share.
+  static Lane<Real> surprise(Lane<Real> share, Lane<Real> log) { return share > Lane<Real>{} ? -log : Lane<Real>{}; }
+  // Rows of exponentials x, times what is said of them, m, or m - log x of entropies.
+  void times_along(Real* to, const Real* x, const Real* said, int64_t count) const {
+    by_lanes<Real>(count, [&](int64_t k, auto left) {
+      const Lane<Real> one = load(x + k, left), more = load(said + k, left);
+      store(to + k, one * (entropic ? more + surprise(one, log_of<Real>(one)) : more), left);
+    });
+  }
+  // Divides sums over terms by those of their shares, which are 1 but for rounding, or relative to a level; the entropy
+  // of shares so divided has the log of their sum more.
+  void divide_along(Real* to, const Real* sums, int64_t count) const {
+    by_lanes<Real>(count, [&](int64_t k, auto left) {
+      const Lane<Real> sum = load(sums + k, left), safe = sum > Lane<Real>{} ? sum : all(Real(1));
+      store(to + k, load(to + k, left) / safe + (entropic ? log_of<Real>(safe) : Lane<Real>{}), left);
+    });
+  }
+  // target += shares times the entries of a line.
+  static void add_shares(Real* target, const Real* shares, const Real* source, const Line& from, int64_t count) {
+    if (from.hop != 1 || from.looks) for (int64_t k = 0; k < count; ++k) target[k] += shares[k] * source[from(k)];
+    else by_lanes<Real>(count, [&](int64_t k, auto left) {
+      store(target + k, load(target + k, left) + load(shares + k, left) * load(source + from.at + k, left), left);
+    });
+  }
   static void add_moves(Real* target, const Real* source, Line from, int64_t count) {
     from.level_hop = 0;  // what is said has no level
     add(target, source, from, 0, 0, count);
@@ -616,7 +642,16 @@ template <typename Real> struct Run {
 
   // ---- max-marginals (maxima.h) ----
 
-  Real* const* losses = nullptr;  // by slot, of one item; null: not wanted
+  Real* const* losses = nullptr;          // by slot; null: not wanted
+  const int64_t* losses_apart = nullptr;  // numbers from one item to the next, which share none
+  // The losses of what a factor reads, to which its line of an item leads.
+  Real* losses_of(const FactorRecord& f, int64_t item) const {
+    return losses[f.slot] ? losses[f.slot] + item * (losses_apart[f.slot] - f.item) : nullptr;
+  }
+  // Those of a matrix of an item.
+  Real* matrix_losses(const Stage& g, int64_t item) const {
+    return losses[g.slot] ? losses[g.slot] + item * losses_apart[g.slot] : nullptr;
+  }
   // Raises numbers `hop` apart to others where these are larger; if 0, one number to the largest.
   static void raise(Real* to, const Real* from, int64_t hop, int64_t count) {
     if (hop == 1) for (int64_t k = 0; k < count; ++k) to[k] = std::max(to[k], from[k]);
@@ -630,20 +665,26 @@ template <typename Real> struct Run {
     }
     for (int64_t k = 0; k < count; ++k) raise(to + line(k), from + k, 1, 1);
   }
-  void row_raise(const Alternative& a, At s, int64_t p, int64_t r, int64_t depth, const Real* from) const {
+  void row_raise(const Alternative& a, int64_t item, At s, int64_t p, int64_t r, int64_t depth, const Real* from) const {
     for (const FactorRecord* f = factors + a.first; f < factors + a.first + a.count; ++f)
-      if (losses[f->slot]) raise(losses[f->slot], line_of(*f, 0, s, p, r), from, depth);
+      if (Real* to = losses_of(*f, item)) raise(to, line_of(*f, item, s, p, r), from, depth);
   }
-  void prepare_maxima(bool shared);
-  void series_maxima(Series& one);
+  // Raises the losses of all that an entry of a sum reads.
+  void raise_entry(const Entry& one, int64_t item, const Real* from, int64_t count) const {
+    for (const Part* f = factors_of.data() + one.first; f < factors_of.data() + one.first + one.count; ++f)
+      if (Real* to = losses_of(*f->f, item)) raise(to, line_of(*f, item), from, count);
+  }
+  void prepare_maxima();
+  void series_maxima(Series& one, int64_t item, int64_t together);
   void sum_maxima(const Stage& g, At s);
   template <typename Visit>
   void matrix_maxima(const Real* loss, const Real* rows, int64_t depth, const Real* matrix, int64_t hop, int64_t n,
                      bool all_of, Visit visit, Real* to);
   void link_maxima(const Stage& g, At s);
-  const Real* loss_of_link(const Stage& g, const Target& target, At s, int64_t p);
-  void pair_maxima(const Stage& g, At s, Span span);
-  void split_maxima(const Stage& g, int64_t p, const Real* loss, const Real* most);
+  const Real* loss_of_link(const Stage& g, const Target& target, At s, int64_t item, int64_t p);
+  void direct_maxima(const Stage& g, At s, Span span);
+  void fixed_maxima(const Stage& g, At s, Span span);
+  void split_maxima(const Stage& g, const Row& one, const Real* loss, const Real* most);
   void over_maxima(const Stage& g, At s);
 
   // ---- cells and their terms (cells.h) ----

@@ -146,12 +146,12 @@ template <typename Real> struct Team {
     gather(seconds);
   }
 
-  void along(Real* const* data, Real* const* moves) {
+  void along(Real* const* data, Real* const* moves, bool entropic) {
     take(data);
     said.resize(owners());
     for (size_t k = 0; k < said.size(); ++k) {
       move(said[k], moves, strides, first_of(k));
-      runs[k]->moves = said[k].data();
+      runs[k]->moves = said[k].data(), runs[k]->entropic = entropic;
     }
     runs[0]->prepare_along();
     each_run([&](Run<Real>& run, int64_t k) {
@@ -160,17 +160,19 @@ template <typename Real> struct Team {
     });
   }
 
-  // Losses of the best derivations that use an entry, item by item: no two items share them.
+  // Losses of the best derivations that use an entry; no two items share them, and each has its own, so many bytes apart.
   void maxima(Real* const* data, Real* const* losses, const int64_t* apart) {
-    take(data), other.resize(runs.size());
-    move(other[0], losses, apart, 0), runs[0]->losses = other[0].data();
-    runs[0]->prepare_maxima(true);
+    take(data), other.resize(owners());
+    std::vector<int64_t> numbers(apart, apart + slots + 1);
+    for (int64_t& one : numbers) one /= int64_t(sizeof(Real));
+    for (size_t k = 0; k < other.size(); ++k) {
+      move(other[k], losses, apart, first_of(k));
+      runs[k]->losses = other[k].data(), runs[k]->losses_apart = numbers.data();
+    }
+    runs[0]->prepare_maxima();
     each_run([&](Run<Real>& run, int64_t k) {
-      for (int64_t item = first_of(k); item < first_of(k + 1); ++item) {
-        take(k, data, item, 1), move(other[k], losses, apart, item);
-        run.losses = other[k].data();
-        run.prepare_maxima(false), run.maxima();
-      }
+      if (k) run.prepare_maxima();
+      run.maxima();
     });
   }
 
