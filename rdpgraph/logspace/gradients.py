@@ -139,33 +139,41 @@ def mean_scores(
 
 
 def with_gradient(
-    value: Tensor, entries: Tensor, gradient: Callable[[Tensor], Tensor],
-    unrolled: Callable[[Tensor], Tensor],
+    value: Tensor, entries: Tensor | Sequence[Tensor],
+    gradient: Callable[[Tensor], Tensor | Sequence[Tensor | None] | None],
+    unrolled: Callable[..., Tensor],
 ) -> Tensor:  # fmt: skip
     """Return ``value``, a known function of ``entries``, with a gradient.
 
-    ``gradient`` maps the gradient of the value to that of the entries. Higher derivatives are those
-    of ``unrolled``, which computes the value from the entries by torch operations.
+    ``gradient`` maps the gradient of the value to those of the entries. Higher derivatives are
+    those of ``unrolled``, which computes the value from the entries by torch operations, and so are
+    first ones where ``gradient`` gives None.
     """
-    made: Tensor = _WithGradient.apply(value, entries, gradient, unrolled)  # pyright: ignore
-    return made
+    entries = (entries,) if isinstance(entries, Tensor) else entries
+    return _WithGradient.apply(value, gradient, unrolled, *entries)  # pyright: ignore
 
 
 class _WithGradient(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, value: Tensor, entries: Tensor, *functions: Callable[..., Any]) -> Tensor:
-        ctx.functions = functions
-        ctx.save_for_backward(entries)
+    def forward(
+        ctx: Any, value: Tensor, gradient: Callable[..., Any], unrolled: Callable[..., Any],
+        *entries: Tensor,
+    ) -> Tensor:  # fmt: skip
+        ctx.functions = gradient, unrolled
+        ctx.save_for_backward(*entries)
         return value.clone()
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> Any:
         first, unrolled = ctx.functions
         entries = ctx.saved_tensors  # refused if they have been changed
-        if torch.is_grad_enabled() or is_transformed(*gradients):
+        found = None
+        if not torch.is_grad_enabled() and not is_transformed(*gradients):
+            found = first(*gradients)
+        if found is None:
             with torch.enable_grad():
-                return None, *regradient(unrolled, entries, *gradients), None, None
-        return None, first(*gradients), None, None
+                found = regradient(unrolled, entries, *gradients)
+        return None, None, None, *((found,) if isinstance(found, Tensor) else found)
 
 
 def differentiable_once(backward: Callable[..., Any]) -> Callable[..., Any]:

@@ -2,18 +2,16 @@
 
 These are the chains on some states of each step that an estimator keeps. A table is read once for
 the entropy, and once for its gradient, where autograd would make a dozen tensors as large as all of
-the tables. This kernel stays because the rules of chains (`rules.losses`) take ten times as long
+the tables. This kernel stays because the rules of chains take ten times as long
 for such tables, for their gradients too, at 10, 32 and 64 states.
 """
 
 from collections.abc import Callable
-from typing import Any
 
 import torch
 from torch import Tensor
-from torch.autograd import Function
 
-from rdpgraph.logspace.gradients import is_transformed, regradient
+from rdpgraph.logspace.gradients import is_transformed, with_gradient
 from rdpgraph.native import library
 from rdpgraph.structures.chain.parts import ChainTensors
 
@@ -41,59 +39,28 @@ def entropy(
     served = served and unary.is_cpu and unary.dtype == tables.dtype and not is_transformed()
     if not served or not library.available(unary.dtype, "entropies"):
         return None
-    given = unary, tables, scored.to(unary), lengths
-    run = _EntropyPass(*(part.detach().contiguous() for part in given))
-    if run.doubtful:
+    given = [part.detach().contiguous() for part in (unary, scored.to(unary), tables, lengths)]
+    kept = given[0].new_empty(batch, total, 3, unary.shape[2])
+    levels = torch.empty(batch, total, dtype=torch.float64, device="cpu")
+    values = torch.empty(batch, dtype=torch.float64, device="cpu")
+    threads = library.threads(tables.numel(), batch)
+
+    def call(name: str, *results: Tensor | None) -> bool:
+        """Fill the results; return whether no item is in doubt."""
+        doubts = torch.empty(batch, dtype=torch.int64, device="cpu")
+        parts = *given, kept, levels, *results, doubts
+        places = [None if part is None else part.data_ptr() for part in parts]
+        library.function(name, unary.dtype)(*places, *unary.shape, threads)
+        return not bool(doubts.any())
+
+    def gradient(above: Tensor) -> tuple[Tensor, Tensor | None] | None:
+        sites = torch.empty_like(given[0])
+        links = torch.empty_like(given[2]) if tables.requires_grad else None
+        sure = call("pullback", above.double().contiguous(), sites, links)
+        return (sites, links) if sure else None
+
+    if not call("entropy", values):
         return None
     if least is not None:
-        run.values.clamp_(min=least)
-    return _Entropy.apply(run, again, unary, tables)  # pyright: ignore
-
-
-class _EntropyPass:
-    """The entropies of some chains, and what their gradients need."""
-
-    def __init__(self, unary: Tensor, tables: Tensor, scored: Tensor, lengths: Tensor) -> None:
-        batch, steps, states = self.shape = tuple(unary.shape)
-        self.inputs = unary, scored, tables, lengths
-        self.kept = unary.new_empty(batch, steps, 3, states)
-        self.levels = torch.empty(batch, steps, dtype=torch.float64, device="cpu")
-        self.values = torch.empty(batch, dtype=torch.float64, device="cpu")
-        self.threads = library.threads(tables.numel(), batch)
-        doubts = torch.empty(batch, dtype=torch.int64, device="cpu")
-        self._call("entropy", self.values, doubts)
-        self.doubtful = bool(doubts.any())
-
-    def gradients(self, pull: Tensor, *, links: bool) -> tuple[Tensor, Tensor | None] | None:
-        """Gradients in the unary and, if asked, in the tables, (B,) times; None where in doubt."""
-        unary, _, tables, _ = self.inputs
-        sites, extra = torch.empty_like(unary), torch.empty_like(tables) if links else None
-        doubts = torch.empty(len(unary), dtype=torch.int64, device="cpu")
-        self._call("pullback", pull.double().contiguous(), sites, extra, doubts)
-        return None if bool(doubts.any()) else (sites, extra)
-
-    def _call(self, name: str, *results: Tensor | None) -> None:
-        parts = *self.inputs, self.kept, self.levels, *results
-        places = [None if part is None else part.data_ptr() for part in parts]
-        library.function(name, self.kept.dtype)(*places, *self.shape, self.threads)
-
-
-class _Entropy(Function):
-    @staticmethod
-    def forward(
-        ctx: Any, run: _EntropyPass, again: Callable[[Tensor, Tensor], Tensor], unary: Tensor,
-        tables: Tensor,
-    ) -> Tensor:  # fmt: skip
-        ctx.save_for_backward(unary, tables)
-        ctx.run, ctx.again = run, again
-        return run.values.to(unary).detach()  # not those that are kept for the gradient
-
-    @staticmethod
-    def backward(ctx: Any, *gradients: Tensor) -> Any:
-        inputs, (gradient,) = ctx.saved_tensors, gradients  # refused if they have been changed
-        if not torch.is_grad_enabled() and not is_transformed(gradient):
-            found = ctx.run.gradients(gradient, links=ctx.needs_input_grad[3])
-            if found is not None:
-                return None, None, *found
-        with torch.enable_grad():
-            return None, None, *regradient(ctx.again, inputs, gradient)
+        values.clamp_(min=least)
+    return with_gradient(values.to(unary), (unary, tables), gradient, again)
