@@ -7,7 +7,6 @@ among the states that max-marginals leave, as a pair of states within a band is 
 """
 
 import math
-from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -20,20 +19,6 @@ from rdpgraph.structures.chain import recursion, rules
 from rdpgraph.structures.chain.factors import inside, masked
 from rdpgraph.structures.chain.parts import AnyChain, Parts
 from rdpgraph.structures.chain.paths import score, states_of, traceback
-
-
-@dataclass(frozen=True)
-class KBest:
-    """The most probable sequences, best first.
-
-    Attributes:
-        states: (k, *batch, T) state indices; -1 beyond the length, and throughout where there are
-            fewer than k sequences.
-        scores: (k, *batch) nats, unnormalised, differentiable; -inf where there are fewer.
-    """
-
-    states: Tensor
-    scores: Tensor
 
 
 @torch.no_grad()

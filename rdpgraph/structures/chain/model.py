@@ -32,11 +32,14 @@ from rdpgraph.structures.chain.constructors import (
     require_alike,
     require_path,
 )
-from rdpgraph.structures.chain.decode import KBest
 from rdpgraph.structures.chain.factors import flat_lengths
 from rdpgraph.structures.chain.parts import AnyChain, ChainTensors, Parts, between
 from rdpgraph.structures.chain.recognition import chain_graph, neighbours_of, recognised
+from rdpgraph.structures.configurations import KBestConfigurations
 from rdpgraph.structures.draws import checked_best, checked_count, require_generator
+
+KBest = KBestConfigurations
+"""What `Chain.k_best` gives: sequences are configurations."""
 
 if TYPE_CHECKING:
     from rdpgraph.interface.masks import Masks
