@@ -87,6 +87,24 @@ def test_the_entropy_of_cosets_has_finite_gradients_where_one_is_impossible(dtyp
     torch.testing.assert_close(sure.coset_entropy(), expected)
 
 
+def test_cross_entropies_are_those_of_all_sets_of_errors():
+    """Sums over all sets of errors, one model of which forbids an error that the other allows."""
+    generator = torch.Generator().manual_seed(0)
+    odds = torch.randn(2, 5, generator=generator, dtype=torch.float64)
+    odds[1, 2] = -math.inf
+    syndrome = torch.tensor([1, -1, 0, 1])
+    one, other = (rg.ParityModel(REPETITION, row, syndrome=syndrome) for row in odds)
+    every = torch.cartesian_prod(*[torch.arange(2)] * 5)
+    logs = [model.log_prob(every) for model in (one, other)]
+    mean = (logs[1].exp() * torch.where(logs[1] > -math.inf, logs[1] - logs[0], 0.0)).sum()
+    torch.testing.assert_close(other.kl_divergence(one), mean)
+    assert float(one.cross_entropy(other)) == math.inf
+    with pytest.raises(rg.errors.ModelError, match="its syndrome"):
+        one.kl_divergence(one.condition([0, 0, 0, 0]))
+    noisy = one.rsample(3, temperature=1e-3, generator=torch.Generator().manual_seed(1))
+    assert bool((one.score(noisy.argmax(-1)) > -math.inf).all())
+
+
 def test_surface_code_by_stim():
     stim = pytest.importorskip("stim", reason="stim writes the circuit")
     circuit = stim.Circuit.generated(

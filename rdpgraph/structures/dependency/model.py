@@ -13,16 +13,15 @@ from rdpgraph._core.arguments import require_fields
 from rdpgraph._core.portable import in_full_precision
 from rdpgraph._core.types import ArrayLike
 from rdpgraph.errors import EvidenceError, ModelError
-from rdpgraph.interface.sites import Sites
-from rdpgraph.interface.structure import Match, Structure
+from rdpgraph.interface.structure import Match
 from rdpgraph.logspace.logmatrix import soft_sum
 from rdpgraph.model.graph import FactorGraph
 from rdpgraph.model.potentials.table import as_states, checked_log_values, settle, taken
-from rdpgraph.model.restriction import Support, check_support
 from rdpgraph.structures.chain.factors import flat_lengths, held, inside
 from rdpgraph.structures.checks import settle_lengths
 from rdpgraph.structures.draws import checked_best
 from rdpgraph.structures.structure_potential import recognised_factor, structure_graph
+from rdpgraph.structures.summed_scores import ForbidsStates
 
 
 @dataclass(frozen=True, eq=False)
@@ -39,7 +38,7 @@ class KBestDependencies:
 
 
 @dataclass(frozen=True, eq=False)
-class Dependencies(Structure):
+class Dependencies(ForbidsStates):
     """Trees over the words of a sequence, with a root outside of it, scored by their arcs.
 
     Sites are words, and their states are heads: 0 is the root, h the h-th word, counted from 1. A
@@ -161,7 +160,7 @@ class Dependencies(Structure):
     def _k_best(self, unary: Tensor, lengths: Tensor, k: int) -> Tensor:
         """(k, B, n) heads, -1 throughout where there are fewer."""
 
-    def _require_alike(self, other: Structure) -> None:
+    def _require_alike(self, other: Any) -> None:
         """Require trees that these can be compared with."""
         if not isinstance(other, Dependencies):
             raise ModelError(
@@ -221,29 +220,13 @@ class Dependencies(Structure):
             fits &= ((heads == 0) & inside).sum(2) == inside.any(1).long()
         return fits
 
-    def restrict(self, states: Tensor, log_weights: Tensor) -> Self:
-        """The trees on some heads of each word, with weights, as estimators solve them.
+    def with_unary(self, unary: Tensor) -> Self:
+        """The same trees with other potentials, of further batch dims in front or none."""
+        lengths = None if self.lengths is None else self.lengths.expand(unary.shape[:-2])
+        return replace(self, unary=unary, lengths=lengths)
 
-        Other heads are forbidden, and repeats are summed, at the cost of all heads. Z is linear in
-        the weights of each word's heads, so unbiased if they are.
-
-        Args:
-            states: (*replicates, *batch, n, K) heads.
-            log_weights: of that shape; added to the unary potentials.
-
-        Raises:
-            ModelError: shapes that do not fit, or a head out of range.
-        """
-        check_support(type(self).__name__, self.unary, states, log_weights)
-        few = Support(states, log_weights).over(self.unary.shape[-1])
-        lengths = None if self.lengths is None else self.lengths.expand(states.shape[:-2])
-        return replace(self, unary=self.unary + few.log_weights, lengths=lengths)
-
-    def sites(self) -> Sites:
-        """The heads of each word that trees can have; there is no factor but the tree."""
-        unary = self._parts()[0].detach().reshape(self.unary.shape)
-        none = torch.zeros_like(unary[..., :1, :1])
-        return Sites(unary, restrict=self.restrict, means=lambda _count, _draws: none, every=True)
+    def _site_potentials(self) -> Tensor:
+        return self._parts()[0].reshape(self.unary.shape)
 
     def factor_graph(self) -> FactorGraph:
         """Heads as variables, with a factor each, and one factor over all: that they form a tree.

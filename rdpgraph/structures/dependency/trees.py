@@ -1,7 +1,7 @@
 """Projective trees, by spans (Eisner 1996), and non-projective ones, by the matrix-tree theorem."""
 
 import math
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 
 import torch
@@ -9,18 +9,18 @@ from torch import Tensor
 
 from rdpgraph._core import tuning
 from rdpgraph._core.types import Arcs, Lengths, LogZ
-from rdpgraph.logspace.gradients import by_autograd, is_transformed, with_gradient
+from rdpgraph.logspace.gradients import is_transformed, with_gradient
 from rdpgraph.logspace.logmatrix import soft_sum
 from rdpgraph.model.soundness import require_possible
 from rdpgraph.native import library
 from rdpgraph.recurrences import declaration
 from rdpgraph.recurrences.bound import Bound
 from rdpgraph.recurrences.declaration import Declared, Input
-from rdpgraph.structures import expectations
 from rdpgraph.structures.dependency import arborescences
 from rdpgraph.structures.dependency.model import Dependencies
-from rdpgraph.structures.draws import Pick, checked_count, drawn, largest, perturbed
+from rdpgraph.structures.draws import Pick, checked_count, drawn, largest
 from rdpgraph.structures.recurrence import Recurrence
+from rdpgraph.structures.summed_scores import SummedScores
 
 _DECLARED: Declared = (("unary", Input("T T+1")), ("lengths", declaration.Lengths("T")))
 
@@ -189,7 +189,7 @@ def faint_arcs(unary: Arcs, lengths: Lengths) -> Tensor | None:
 
 
 @dataclass(frozen=True, eq=False, init=False)
-class NonProjectiveDependencies(Dependencies):
+class NonProjectiveDependencies(Dependencies, SummedScores):
     """Dependency trees of any kind: log Z is the log-determinant of a Laplacian.
 
     The matrix-tree theorem (Koo et al. 2007; Smith and Smith 2007). Words are eliminated one by
@@ -247,43 +247,6 @@ class NonProjectiveDependencies(Dependencies):
             ImpossibleEvidenceError: an item has no possible tree.
         """
         return self._descended(checked_count(count, self.states_shape), 1.0, drawn(generator))
-
-    def rsample(
-        self, count: int, *, temperature: float, generator: torch.Generator | None = None
-    ) -> Tensor:
-        """(count, *batch, n, n + 1) relaxed one-hot heads, differentiable: a stochastic softmax.
-
-        Marginals at a temperature of the model with Gumbel noise on every arc (Paulus et al. 2020,
-        arXiv:2006.08063).
-
-        Raises:
-            ModelError: a temperature that is not above 0.
-        """
-        unary = perturbed(self.unary, count, temperature, generator) / temperature
-        lengths = None if self.lengths is None else self.lengths.expand(count, *self.batch_shape)
-        return replace(self, unary=unary, lengths=lengths).marginals()
-
-    @by_autograd
-    def entropy(self) -> Tensor:
-        """(*batch,) nats: log Z less the expected score; 0 where no tree is possible."""
-        return expectations.entropy(self)
-
-    @by_autograd
-    def cross_entropy(self, other: "NonProjectiveDependencies") -> Tensor:
-        """(*batch,) the expectation under these trees of minus the other's log-probability.
-
-        Nats. +inf, with no gradient, where the other forbids an arc of a tree that is possible
-        here; 0 where no tree is possible here.
-
-        Raises:
-            ModelError: the two are not of one kind, shape and length.
-        """
-        self._require_alike(other)
-        return expectations.cross_entropy(self, other)
-
-    def kl_divergence(self, other: "NonProjectiveDependencies") -> Tensor:
-        """(*batch,) the divergence of the other from this: cross-entropy less entropy."""
-        return self.cross_entropy(other) - self.entropy()
 
     def _k_best(self, unary: Tensor, lengths: Tensor, k: int) -> Tensor:
         if k == 1 and len(unary) >= tuning.ELIMINATED_ITEMS:

@@ -2,8 +2,8 @@
 
 import math
 from collections.abc import Callable
-from dataclasses import InitVar, dataclass, field, replace
-from typing import TYPE_CHECKING, Any, Self
+from dataclasses import InitVar, dataclass, field
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -13,18 +13,14 @@ from rdpgraph._core import tuning
 from rdpgraph._core.portable import in_full_precision
 from rdpgraph._core.types import ArrayLike
 from rdpgraph.errors import BudgetError, EvidenceError, ModelError
-from rdpgraph.interface.sites import Sites
-from rdpgraph.interface.structure import Match, Structure
-from rdpgraph.logspace.gradients import by_autograd
+from rdpgraph.interface.structure import Match
 from rdpgraph.model.factor import Factor, FactorBlock
 from rdpgraph.model.graph import FactorGraph
 from rdpgraph.model.potentials.automaton import AtMostOne, Automaton, ExactlyOne
 from rdpgraph.model.potentials.table import Table, as_values, checked_log_values
-from rdpgraph.model.restriction import Support, check_support
 from rdpgraph.model.soundness import require_possible
 from rdpgraph.model.variable import VariableArray
 from rdpgraph.plan.plan import require_room
-from rdpgraph.structures import expectations
 from rdpgraph.structures.chain.recognition import unary_sum
 from rdpgraph.structures.configurations import KBestConfigurations
 from rdpgraph.structures.draws import (
@@ -33,12 +29,12 @@ from rdpgraph.structures.draws import (
     checked_count,
     drawn,
     largest,
-    perturbed,
     require_generator,
 )
 from rdpgraph.structures.matching.assignment import NONE, AssignmentProblem, k_best, merged
 from rdpgraph.structures.matching.pairs import Pairs, read_matrix, read_pairs, two_sides
 from rdpgraph.structures.matching.sweep import MatchingSweep, sweeps
+from rdpgraph.structures.summed_scores import SummedScores
 
 
 @dataclass(frozen=True, eq=False)
@@ -58,7 +54,7 @@ class MatchingCost:
 
 
 @dataclass(frozen=True, eq=False)
-class Matching(Structure):
+class Matching(SummedScores):
     """Who is who: pairs of rows and columns, in which each row and each column occurs once at most.
 
     Rows and columns are tracks and detections in data association, or records of two files in
@@ -217,58 +213,16 @@ class Matching(Structure):
         total = torch.where(alive, total, -math.inf)
         return total.to(self.unary).reshape(self.batch_shape)
 
-    @by_autograd
-    def entropy(self) -> Tensor:
-        """(*batch,) of matchings, nats: log Z less the expected score."""
-        return expectations.entropy(self)
-
-    @by_autograd
-    def cross_entropy(self, other: "Matching") -> Tensor:
-        """(*batch,) the mean under these matchings of minus the other's log-probability, nats.
-
-        +inf, without gradient, where the other forbids a matching that is possible here; 0 where
-        none is.
-
-        Raises:
-            ModelError: the other has other pairs, or other rows and columns that must be matched.
-            BudgetError: as for `log_partition`.
-        """
-        given: Any = other
-        alike = isinstance(given, Matching) and given.unary.shape == self.unary.shape
-        ours, theirs = self.pairs, given.pairs if alike else None
-        if not alike or not all(
-            np.array_equal(getattr(ours, name), getattr(theirs, name))
+    def _require_alike(self, other: Any) -> None:
+        super()._require_alike(other)
+        if any(
+            not np.array_equal(getattr(self.pairs, name), getattr(other.pairs, name))
             for name in ("ends", "required")
         ):
-            shown = type(given).__name__
-            shown += f" of {tuple(given.unary.shape)}" if isinstance(given, Matching) else ""
             raise ModelError(
-                "A Matching can be compared only with another of its pairs and of the same rows "
-                f"and columns that must be matched, unary {tuple(self.unary.shape)}; got {shown}."
+                "A Matching can be compared only with another of its pairs, and of the same rows "
+                "and columns that must be matched; got others."
             )
-        return expectations.cross_entropy(self, other)
-
-    @by_autograd
-    def kl_divergence(self, other: "Matching") -> Tensor:
-        """(*batch,) the divergence of the other from this: `cross_entropy` less `entropy`."""
-        return self.cross_entropy(other) - self.entropy()
-
-    def rsample(
-        self, count: int, *, temperature: float, generator: torch.Generator | None = None
-    ) -> Tensor:
-        """(count, *batch, *sites, 2) relaxed matchings, differentiable: a stochastic softmax.
-
-        Marginals at a temperature of the model with Gumbel noise on both states of every pair
-        (Paulus et al. 2020, arXiv:2006.08063): the weights of a row's pairs sum to one at most. As
-        the temperature falls to 0 they become the best matching of the noisy model, which is not
-        an exact draw.
-
-        Raises:
-            ModelError: a temperature that is not above 0.
-            BudgetError: as for `log_partition`.
-        """
-        noisy = perturbed(self.unary, count, temperature, generator) / temperature
-        return self.with_unary(noisy).marginals()
 
     @torch.no_grad()
     def max_marginals(self) -> Tensor:
@@ -537,19 +491,6 @@ class Matching(Structure):
         if cost.open > tuning.RECOGNISED_CHECKS or cost.work > tuning.RECOGNISED_MATCHING:
             return None
         return Match(model, variables)
-
-    def restrict(self, states: Tensor, log_weights: Tensor) -> Self:
-        """The model on some states of each pair, with weights, as estimators solve it."""
-        check_support("Matching", self.unary, states, log_weights)
-        return replace(self, unary=self.unary + Support(states, log_weights).over(2).log_weights)
-
-    def sites(self) -> Sites:
-        """The pairs; both states of each cost as much as one."""
-        means = torch.zeros_like(self.unary[..., :1]).detach()
-        return Sites(
-            self.unary.detach(), restrict=self.restrict, every=True,
-            means=lambda _count, _generator: means,
-        )  # fmt: skip
 
     def _flat(self, values: Tensor) -> Tensor:
         """(*lead, P) values of pairs (*lead, *sites)."""

@@ -15,29 +15,27 @@ from rdpgraph._core.arguments import typed
 from rdpgraph._core.portable import in_full_precision
 from rdpgraph._core.types import ArrayLike, broadcast_shapes
 from rdpgraph.errors import BudgetError, EvidenceError, ModelError
-from rdpgraph.interface.sites import Sites
-from rdpgraph.interface.structure import Match, Structure
+from rdpgraph.interface.structure import Match
 from rdpgraph.io.detectors import is_detectors, parse_detectors, read_detectors
-from rdpgraph.logspace.gradients import by_autograd
 from rdpgraph.logspace.logmatrix import safe_log
 from rdpgraph.model.factor import Factor, FactorBlock
 from rdpgraph.model.graph import FactorGraph
 from rdpgraph.model.potentials.automaton import Automaton
 from rdpgraph.model.potentials.table import Table, as_values, checked_log_values
-from rdpgraph.model.restriction import Support, check_support
+from rdpgraph.model.restriction import Support
 from rdpgraph.model.soundness import require_possible
 from rdpgraph.model.variable import VariableArray
-from rdpgraph.structures import expectations
 from rdpgraph.structures.configurations import KBestConfigurations
 from rdpgraph.structures.draws import checked_best, checked_count, require_generator
 from rdpgraph.structures.parity import sweeps
 from rdpgraph.structures.parity.kept import WIDER, KeptCosets, kept_cosets
 from rdpgraph.structures.parity.parities import Parities, recognised
 from rdpgraph.structures.parity.sweeps import ParityCost, checked_syndrome, normalised
+from rdpgraph.structures.summed_scores import SummedScores
 
 
 @dataclass(frozen=True, eq=False)
-class ParityModel(Structure):
+class ParityModel(SummedScores):
     """Independent bits, errors, some of whose parities, the checks, are observed.
 
     Sites are errors, with the states 0 (did not happen) and 1. log Z is log P(s), the
@@ -307,10 +305,14 @@ class ParityModel(Structure):
             least = masses(states * min(replicates, WIDER), 1, -1)[0][0]
         return KeptCosets.of(logs, least)
 
-    @by_autograd
-    def entropy(self) -> Tensor:
-        """(*batch,) of the errors given the syndrome, nats: log Z less the expected score."""
-        return expectations.entropy(self)
+    def _require_alike(self, other: Any) -> None:
+        super()._require_alike(other)
+        ours, theirs = self._parts()[1], other._parts()[1]
+        if self.checks.columns != other.checks.columns or not torch.equal(ours, theirs):
+            raise ModelError(
+                "A ParityModel can be compared only with another of its checks and its syndrome; "
+                "got others."
+            )
 
     def max_marginals(self) -> Tensor:
         """(*batch, errors, 2) the largest score with each error absent, and present (nats).
@@ -432,20 +434,11 @@ class ParityModel(Structure):
         return Match(cls(parities, unary=unary, syndrome=syndrome), numbers)
 
     def restrict(self, states: Tensor, log_weights: Tensor) -> Self:
-        """The model on some states of each error, with weights, as estimators solve it."""
-        check_support("ParityModel", self.unary, states, log_weights)
-        few = Support(states, log_weights).over(2)
-        weights = few.log_weights
-        zeros = None if self._zeros is None else self._zeros * weights.exp()
-        return replace(self, unary=self.unary + weights, _zeros=zeros)
-
-    def sites(self) -> Sites:
-        """The errors; both states of each cost as much as one."""
-        means = torch.zeros_like(self.unary[..., :1]).detach()
-        return Sites(
-            self.unary.detach(), restrict=self.restrict, every=True,
-            means=lambda _count, _generator: means,
-        )  # fmt: skip
+        few = super().restrict(states, log_weights)
+        if self._zeros is None:
+            return few
+        weights = Support(states, log_weights).over(2).log_weights
+        return replace(few, _zeros=self._zeros * weights.exp())
 
     def _parts(self) -> tuple[Tensor, Tensor]:
         """(B or 1, errors, 2) log-potentials and (B, checks) syndromes."""
