@@ -22,8 +22,7 @@ from rdpgraph.io.grammar import Grammar
 from rdpgraph.io.text import shown
 from rdpgraph.plan.plan import Budget
 from rdpgraph.query.drawing import blank, save_picture
-from rdpgraph.structures.grammar.model import Hypertree
-from rdpgraph.structures.grammar.spans import grammar_rules
+from rdpgraph.structures.grammar.model import Hypertree, grammar_rules
 from rdpgraph.structures.grammar.trees import Trees
 
 _CHARTS = {

@@ -20,9 +20,9 @@ from rdpgraph.model.potentials.features import centred_sides
 from rdpgraph.model.potentials.lowrank import Bilinear, rows_of
 from rdpgraph.model.potentials.table import Table
 from rdpgraph.model.variable import Variable, VariableArray
-from rdpgraph.structures.grammar.batched import branches
 from rdpgraph.structures.grammar.model import Hypertree
 from rdpgraph.structures.grammar.rules import BilinearRules, DenseRules
+from rdpgraph.structures.grammar.trees import branches
 
 _MOST = 2**40  # features
 

@@ -3,7 +3,7 @@
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
@@ -17,9 +17,6 @@ from rdpgraph.structures.grammar.rules import FactorisedRules, LowRankRules, NoR
 from rdpgraph.structures.grammar.written import write_kept_rules
 from rdpgraph.structures.recurrence import RestrictedRecurrence
 
-if TYPE_CHECKING:
-    from rdpgraph.structures.grammar.spans import HypertreeFields
-
 
 @dataclass(frozen=True, eq=False)
 class RestrictedHypertree(RestrictedRecurrence):
@@ -30,7 +27,7 @@ class RestrictedHypertree(RestrictedRecurrence):
     of the original's rules by torch, so that nothing has an entry for each rule.
     """
 
-    original: "HypertreeFields"  # pyright: ignore
+    original: Any  # a `Hypertree`
 
     def written(self) -> tuple[Declared, str]:
         return self.written_for()

@@ -3,6 +3,7 @@
 import math
 from dataclasses import dataclass
 from itertools import pairwise
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -19,7 +20,6 @@ from rdpgraph.structures.compact.masked import (
     RuleMasked,
 )
 from rdpgraph.structures.grammar.rules import NoRules
-from rdpgraph.structures.grammar.spans import HypertreeFields
 from rdpgraph.structures.grammar.sparse_rules import SparseRules
 
 
@@ -138,7 +138,7 @@ class HypertreeMasks(StructureMasks):
     A yes leaves the spans that do not cross it: every binary tree of them has the span itself.
     """
 
-    model: HypertreeFields
+    model: Any  # a `Hypertree`
 
     site_dims = 3
 

@@ -1,47 +1,67 @@
 """Hypertrees: distributions over the binary trees of sequences."""
 
 import math
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
-from functools import partial
-from typing import TYPE_CHECKING, Self
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import partial, reduce
+from typing import TYPE_CHECKING, Any, Self
 
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
 
-from rdpgraph._core.arguments import typed
-from rdpgraph._core.types import ArrayLike
-from rdpgraph.errors import ModelError
+from rdpgraph._core import tuning
+from rdpgraph._core.arguments import require_fields, typed
+from rdpgraph._core.portable import tensors_in
+from rdpgraph._core.types import ArrayLike, broadcasts
+from rdpgraph.errors import EvidenceError, ModelError
 from rdpgraph.interface.masks import Masks
 from rdpgraph.interface.sites import Sites
-from rdpgraph.interface.structure import Match
+from rdpgraph.interface.structure import Match, is_tracked
 from rdpgraph.io.grammar import Grammar
-from rdpgraph.logspace.gradients import by_autograd
+from rdpgraph.logspace.gradients import by_autograd, expectations
+from rdpgraph.logspace.logmatrix import soft_scatter
 from rdpgraph.model.graph import FactorGraph
-from rdpgraph.model.potentials.table import as_states, taken
+from rdpgraph.model.potentials.table import (
+    as_states,
+    checked_log_table,
+    checked_log_values,
+    settle,
+    taken,
+)
 from rdpgraph.model.restriction import gathered
 from rdpgraph.model.soundness import require_possible
 from rdpgraph.recurrences.bound import Bound
-from rdpgraph.structures.chain.factors import inside
-from rdpgraph.structures.checks import checked_mask, checked_trees
-from rdpgraph.structures.grammar import batched
+from rdpgraph.recurrences.declaration import Declared
+from rdpgraph.structures.chain.factors import flat_lengths, inside
+from rdpgraph.structures.checks import settle_lengths
 from rdpgraph.structures.grammar.kept import RestrictedHypertree
 from rdpgraph.structures.grammar.masks import HypertreeMasks
-from rdpgraph.structures.grammar.rules import DenseRules, Rules
-from rdpgraph.structures.grammar.spans import (
-    HypertreeFields,
-    grammar_rules,
-    pcfg_unary,
-    sentence_unary,
+from rdpgraph.structures.grammar.rules import (
+    DenseRules,
+    FactorisedRules,
+    LowRankRules,
+    NoRules,
+    Rules,
+    flat,
 )
 from rdpgraph.structures.grammar.sparse_rules import SparseRules
-from rdpgraph.structures.grammar.trees import KBestTrees, Trees, crossed
+from rdpgraph.structures.grammar.trees import KBestTrees, Trees, branches, crossed, parts_of
+from rdpgraph.structures.grammar.written import Kind, write_rules
 from rdpgraph.structures.recurrence import Recurrence
 from rdpgraph.structures.structure_potential import recognised_factor, structure_graph
 
+_KINDS: dict[type[Rules], Kind] = {
+    LowRankRules: "ranked",
+    FactorisedRules: "ranked",
+    SparseRules: "listed",
+    NoRules: "free",
+}
+"""How rules are written; those of other kinds by a table."""
+
 
 @dataclass(frozen=True, eq=False)
-class Hypertree(HypertreeFields):
+class Hypertree(Recurrence):
     """Binary trees over the words of a sequence: spans with states, and rules that join two.
 
     The score of a tree is the sum of `unary` over its constituents, single words included, of the
@@ -75,6 +95,11 @@ class Hypertree(HypertreeFields):
         tensor(5.)
     """
 
+    rules: Rules = field(default_factory=NoRules)  # pyright: ignore
+    root: Tensor | None = field(default=None, kw_only=True, metadata={"dims": 1})
+    preterminals: int = field(default=0, kw_only=True)
+    lengths: Tensor | None = field(default=None, kw_only=True, metadata={"dims": 0})
+
     optional_sites = True
     why_no_graph = ""  # its graph has a factor over all spans
 
@@ -89,6 +114,45 @@ class Hypertree(HypertreeFields):
             preterminals: int = 0,
             lengths: ArrayLike | None = None,
         ) -> None: ...
+
+    def __post_init__(self) -> None:
+        settle(self, "unary", "root", whole=("lengths",))
+        require_fields(self)
+        checked_log_values("Hypertree's unary", self.unary)
+        shape, more = tuple(self.unary.shape), self.preterminals
+        if len(shape) < 3 or shape[-2] != shape[-3] or not shape[-1]:
+            raise ModelError(
+                "Hypertree needs unary potentials of shape (*batch, T, T, N), [first, last, "
+                f"state], N >= 1; got {shape}."
+            )
+        # Rules and the root are about the states of unary potentials.
+        states, batch, rules = shape[-1], shape[:-3], self.rules
+        if not 0 <= more < states:
+            raise ModelError(
+                f"Hypertree of {states} states needs 0 to {states - 1} preterminals; got {more}."
+            )
+        if rules.shape is not None and rules.shape != (states - more, states):
+            raise ModelError(
+                f"Hypertree of {states} states, {more} of them preterminals, needs rules of "
+                f"(N, C) = {(states - more, states)} parents and children; got {rules.shape}."
+            )
+        if math.prod(rules.batch_shape) != 1 and not broadcasts(rules.batch_shape, batch):
+            raise ModelError(f"Hypertree of batch {batch} got rules of batch {rules.batch_shape}.")
+        if any(part.device != self.unary.device for part in rules.parts):
+            raise ModelError("Hypertree needs its potentials on one device.")
+        if self.root is not None:
+            checked_log_table("Hypertree's root", self.root)
+            *lead, size = self.root.shape or (0,)
+            if size != states - more or not broadcasts(lead, batch):
+                raise ModelError(
+                    f"Hypertree needs root log-potentials of shape (*batch, {states - more}); got "
+                    f"{tuple(self.root.shape)}."
+                )
+        settle_lengths(self, lengths=shape[-2])
+        dtypes = (part.dtype for part in tensors_in(self) if part.is_floating_point())
+        dtype = reduce(torch.promote_types, dtypes)
+        if dtype != self.unary.dtype:
+            object.__setattr__(self, "unary", self.unary.to(dtype))
 
     @classmethod
     def pcfg(
@@ -110,7 +174,22 @@ class Hypertree(HypertreeFields):
         """
         rules = rules if isinstance(rules, Rules) else DenseRules(rules)
         root, terms = taken("Hypertree's root", root), taken("Hypertree's terms", terms)
-        unary = pcfg_unary(root, rules, terms)
+        # The potentials of spans are those of their words, else zero.
+        if rules.shape is None or terms.ndim < 2 or root.ndim < 1:
+            raise ModelError(
+                "Hypertree.pcfg needs rules of a size, root (*batch, NT) and terms (*batch, T, PT)."
+            )
+        parents, children = rules.shape
+        if children - parents != terms.shape[-1] or root.shape[-1] != parents:
+            raise ModelError(
+                f"Hypertree.pcfg with rules of {parents} parents and {children} children needs "
+                f"root (*batch, {parents}) and terms (*batch, T, {children - parents}); got "
+                f"{tuple(root.shape)} and {tuple(terms.shape)}."
+            )
+        words = pad(terms, (parents, 0))
+        diagonal = torch.eye(terms.shape[-2], dtype=torch.bool, device=terms.device).unsqueeze(-1)
+        zero = torch.zeros((), dtype=words.dtype, device=words.device)
+        unary = torch.where(diagonal, words.unsqueeze(-3), zero)
         return cls(unary, rules, root=root, preterminals=terms.shape[-1], lengths=lengths)
 
     @classmethod
@@ -129,9 +208,19 @@ class Hypertree(HypertreeFields):
             ModelError: no sentences.
             EvidenceError: a word that no rule has.
         """
-        unary, lengths = sentence_unary(grammar, sentences)
-        rules = grammar_rules(grammar)
-        return cls(unary, rules, root=grammar.start, lengths=lengths)
+        if not sentences:
+            raise ModelError("Hypertree.parses needs at least one sentence.")
+        # An empty sentence has no tree: it is one word that no symbol derives.
+        words = [max(len(sentence), 1) for sentence in sentences]
+        total, size = max(words), len(grammar.symbols)
+        unary = grammar.log_weights.new_zeros(len(sentences), total, total, size)
+        for item, sentence in enumerate(sentences):
+            place = torch.arange(len(sentence), device=unary.device)
+            unary[item, place, place] = grammar.lexical(sentence)
+            if not sentence:
+                unary[item, 0, 0] = -math.inf
+        lengths = torch.tensor(words, device="cpu")
+        return cls(unary, grammar_rules(grammar), root=grammar.start, lengths=lengths)
 
     @classmethod
     def span_scores(cls, scores: Tensor, *, lengths: Tensor | None = None) -> Self:
@@ -156,7 +245,12 @@ class Hypertree(HypertreeFields):
         Raises:
             ModelError: another type, or a shape that does not broadcast.
         """
-        checked_mask(allowed, self.unary.shape)
+        shape = tuple(self.unary.shape[:-1])
+        if allowed.dtype != torch.bool or not broadcasts(allowed.shape, shape):
+            raise ModelError(
+                f"masked needs allowed spans as bool (*batch, T, T), to fit {shape}; got "
+                f"{allowed.dtype} of shape {tuple(allowed.shape)}."
+            )
         return self.with_unary(torch.where(allowed.unsqueeze(-1), self.unary, -math.inf))
 
     def masks(self) -> Masks:
@@ -175,10 +269,61 @@ class Hypertree(HypertreeFields):
         Raises:
             EvidenceError: another shape, or a state out of range.
         """
-        states = as_states("Trees", self.site_states(trees))
-        lead = checked_trees(states, self.unary.shape)
-        flat = states.reshape(math.prod(lead), math.prod(self.batch_shape), *states.shape[-2:])
-        return batched.score(self, flat).reshape(states.shape[:-2])
+        states, shape = as_states("Trees", self.site_states(trees)), tuple(self.unary.shape)
+        lead = max(states.ndim - len(shape) + 1, 0)
+        if tuple(states.shape[lead:]) != shape[:-1] or states.dtype != torch.int64:
+            raise EvidenceError(
+                f"Hypertree needs trees as int64 states of shape (*lead, *{shape[:-1]}); got "
+                f"{states.dtype} of shape {tuple(states.shape)}."
+            )
+        if states.numel() and int(states.max()) >= shape[-1]:
+            raise EvidenceError(
+                f"Hypertree of {shape[-1]} states got a tree with state {int(states.max())}."
+            )
+        counts = math.prod(states.shape[:lead]), math.prod(self.batch_shape)
+        flat = states.reshape(*counts, *shape[-2:-1] * 2)
+        return self._sum_scores(flat).reshape(states.shape[:-2])
+
+    def _sum_scores(self, states: Tensor) -> Tensor:
+        """(R, B) log-potentials of trees (R, B, T, T), -inf for what is no tree; O(T^2) each."""
+        count, batch, total, _ = states.shape
+        unary, lengths, preterminals = self.flat_unary, self.flat_lengths, self.preterminals
+        if not total:
+            return unary.sum((1, 2, 3)).expand(count, batch)
+        # A tree of n words has its words on the diagonal and n - 1 spans above it.
+        place = torch.arange(total, device=states.device)
+        last = (lengths - 1).clamp(min=0)
+        among = states >= 0
+        wide = among & (place.unsqueeze(1) < place)
+        words = among.diagonal(dim1=2, dim2=3)
+        within = place < lengths.unsqueeze(1)
+        fits = (words == within).all(2) & (wide.flatten(2).sum(2) == (lengths - 1).clamp(min=0))
+        fits &= ~(among & (place.unsqueeze(1) > place)).flatten(2).any(2)
+        # Each span has two parts that are nodes, and a parent that is no tag.
+        real, i, j, parent, left, right = branches(states)
+        known = unary.shape[3] - preterminals
+        fits &= ((left >= 0) & (right >= 0) | ~real).all(2) & ((parent < known) | ~real).all(2)
+        triple = (torch.where(parent < known, parent, 0), left, right)
+        # Score: rules and spans,
+        rules = self.rules.flat(self.batch_shape)
+        joint = rules.evaluate(*(part.clamp(min=0).transpose(0, 1).unsqueeze(3) for part in triple))
+        joint = joint.reshape(batch, count, real.shape[2]).transpose(0, 1)
+        item = torch.arange(batch, device=states.device).unsqueeze(1)
+        spans = unary[item, i, j, parent.clamp(0, known - 1)]
+        result = torch.where(real, spans + joint, 0.0).sum(2)
+        # and words, which have tags where there are any,
+        tags = states.diagonal(dim1=2, dim2=3)
+        if preterminals:
+            fits &= (tags >= known).eq(within).all(2)
+        leaves = unary[item, place, place, tags.clamp(min=0)]
+        result = result + torch.where(within, leaves, 0.0).sum(2)
+        # and the root. What is no tree is -inf.
+        item = item.squeeze(1)
+        top = states[:, item, 0, last]
+        fits &= (top >= 0) | (lengths == 0)
+        roots = self.flat_root.expand(batch, -1)[item, top.clamp(min=0)]
+        result = result + torch.where(lengths > 0, roots, 0.0)
+        return torch.where(fits, result, -math.inf)
 
     def site_states(self, configuration: Trees | Tensor) -> Tensor:
         """(*lead, *batch, T, T) the states of trees, -1 for spans that are no constituents."""
@@ -196,7 +341,16 @@ class Hypertree(HypertreeFields):
         `SparseRules`. For rules of low rank one tensor for each factor, (*batch, N or C, r): the
         expected uses of a rank by each state as parent, left or right part. Empty for `NoRules`.
         """
-        return tuple(batched.rule_uses(self))
+        unary, rules, root = self.flat_unary, self.rules.flat(self.batch_shape), self.root
+        rules = rules.with_parts([part.expand(len(unary), *part.shape[1:]) for part in rules.parts])
+        if root is not None:
+            root = flat(root, 1, self.batch_shape).expand(len(unary), -1)
+        one = replace(self, unary=unary, rules=rules, root=root, lengths=self.flat_lengths)
+        _, gradients = expectations(
+            lambda *parts: replace(one, rules=rules.with_parts(parts)).log_partition(),
+            rules.parts, tracked=is_tracked(self),
+        )  # fmt: skip
+        return tuple(part.reshape([*self.batch_shape, *part.shape[1:]]) for part in gradients)
 
     def restrict(self, states: Tensor, log_weights: Tensor) -> RestrictedHypertree:
         """The trees on some states of each span, with weights, as estimators solve them.
@@ -332,6 +486,200 @@ class Hypertree(HypertreeFields):
         that with it as a part, unless it is the whole; over random states of the other two, or all
         of them with `LowRankRules` and `SparseRules`.
         """
-        means = partial(batched.mean_values, self)
-        unary = batched.site_unary(self)
-        return Sites(unary, restrict=self.restrict, means=means)
+        lengths, total = self.flat_lengths, self.unary.shape[-2]
+        values = self.potentials(self.flat_unary.detach())
+        place = torch.arange(total, device=values.device)
+        allowed = (place.unsqueeze(1) <= place) & (place < lengths.reshape(-1, 1, 1))
+        values = torch.where(allowed.unsqueeze(3), values, -math.inf)
+        if total:
+            item = torch.arange(len(values), device=values.device)
+            values[item, 0, (lengths - 1).clamp(min=0)] += self.flat_root.detach()
+        unary = values.reshape(self.unary.shape)
+        return Sites(unary, restrict=self.restrict, means=partial(_mean_values, self))
+
+    @property
+    def flat_unary(self) -> Tensor:
+        """(B, T, T, C) the potentials in one batch dim."""
+        return self.unary.flatten(0, -4) if self.unary.ndim > 3 else self.unary.unsqueeze(0)
+
+    @property
+    def flat_lengths(self) -> Tensor:
+        """(B,) the numbers of words of the items."""
+        return flat_lengths(self.lengths, self.unary.shape[:-2], self.unary)
+
+    @property
+    def flat_root(self) -> Tensor:
+        """(1 or B, C) the root's potentials, -inf for preterminals."""
+        root = self.root
+        if root is None:
+            root = self.unary.new_zeros(self.unary.shape[-1] - self.preterminals)
+        return pad(flat(root, 1, self.batch_shape), (0, self.preterminals), value=-math.inf)
+
+    def place(self, site: tuple[int, ...]) -> tuple[float, float] | None:
+        first, last = site
+        return ((first + last) / 2, float(last - first)) if first <= last else None
+
+    def joined(self, used: Mapping[tuple[int, ...], int]) -> list[tuple[Any, Any]]:
+        return parts_of(used)
+
+    def potentials(self, unary: Tensor) -> Tensor:
+        """Potentials with -inf for preterminals of wide spans, and for other states of words.
+
+        Of these `restrict` keeps some; the recurrence of all states reads no others.
+        """
+        if not self.preterminals:
+            return unary
+        count, total = unary.shape[-1], unary.shape[-2]
+        word = torch.eye(total, dtype=torch.bool, device=unary.device).unsqueeze(-1)
+        single = torch.arange(count, device=unary.device) >= count - self.preterminals
+        return torch.where(word == single, unary, -torch.inf)
+
+    # ---- the recurrence ----
+
+    def _bind(
+        self, other: Mapping[str, Tensor] | None = None, *, ranks: bool = False, **how: Any
+    ) -> Bound:
+        trees = self if ranks else self.written_out()
+        return super(Hypertree, trees)._bind(other, ranks=ranks, **how)
+
+    def written_out(self) -> Self:
+        """The trees with rules of low rank as a table, so that a tree is one derivation.
+
+        Raises:
+            BudgetError: it would be too large.
+        """
+        by_rank = isinstance(self.rules, LowRankRules | FactorisedRules)
+        return self.with_table() if by_rank else self
+
+    def with_table(self) -> Self:
+        """The trees with their rules as a table.
+
+        Raises:
+            BudgetError: it would be too large.
+        """
+        states = self.unary.shape[-1]
+        table = self.rules.table(states - self.preterminals, states)
+        return replace(self, rules=DenseRules(table))
+
+    def written(self) -> tuple[Declared, str]:
+        return self.written_for()
+
+    def written_for(self, *, ranks: bool = False, kept: bool = False) -> tuple[Declared, str]:
+        kind, levels = _KINDS.get(type(self.rules), "dense"), 0
+        if kind == "ranked" and not ranks:
+            kind = "dense"
+        if isinstance(self.rules, SparseRules):
+            levels = len(self.rules.listing.members)
+        return write_rules(kind, self.preterminals, levels)
+
+    def inputs(self) -> Mapping[str, Any]:
+        given, rules = {"unary": self.unary, "lengths": self.lengths}, self.rules
+        states, more = self.unary.shape[-1], self.preterminals
+        root = self.unary.new_zeros(states - more) if self.root is None else self.root
+        match rules:
+            case NoRules():
+                return {**given, "roots": root}
+            case LowRankRules() | FactorisedRules():
+                parent, left, right = rules.ranks()
+                own = {"parent": parent[..., : states - more, :], "left": left, "right": right}
+            case SparseRules():
+                own = self._listed(rules)
+                root = pad(root, (0, more), value=-math.inf)
+            case _:
+                own = {"ruled": rules.table(states - more, states)}
+        return {**given, **own, "roots": root}
+
+    def _listed(self, rules: SparseRules) -> dict[str, Tensor]:
+        """The inputs of listed rules, and what forbids words other states than preterminals."""
+        listing = rules.listing
+        own = {"weight": pad(rules.log_weights[..., listing.order], (0, 1), value=-math.inf)}
+        own |= {"left": listing.left, "right": listing.right}
+        own |= {f"members{level}": one for level, one in enumerate(listing.members)}
+        if self.preterminals:
+            single = self.unary.new_zeros(self.unary.shape[-1])
+            single[: -self.preterminals] = -math.inf
+            own["single"] = single
+        return own
+
+
+def grammar_rules(grammar: Grammar) -> DenseRules | SparseRules:
+    """The rules of a grammar as a table or a list, whichever is faster and fits."""
+    states, rules, weights = len(grammar.symbols), grammar.rules, grammar.log_weights
+    entries = float(states) ** 3
+    fits = entries * weights.element_size() <= grammar.memory_bytes
+    if fits and entries <= tuning.DENSE_RULES * len(rules):
+        return DenseRules(grammar.log_rules)
+    if not len(rules):  # words only: one rule that forbids itself
+        rules, weights = rules.new_zeros(1, 3), weights.new_full((1,), -math.inf)
+    return SparseRules(rules, weights, parents=states)
+
+
+@torch.no_grad()
+def _mean_values(tree: Hypertree, landmarks: int, generator: torch.Generator | None) -> Tensor:
+    """(*batch, T, T, C) log mean rules of a state as a parent and as a part."""
+    lengths, (total, children) = tree.flat_lengths, tree.unary.shape[-2:]
+    states, rules = children - tree.preterminals, tree.rules.flat(tree.batch_shape)
+    # The mean weight of rules with a state as the parent, or as a part: exactly from ranks or
+    # lists, else over some random states of the others.
+    if isinstance(tree.rules, NoRules):
+        return tree.unary.new_zeros((*tree.batch_shape, 1, 1, 1))
+    if isinstance(rules, LowRankRules):
+        parent, part = _means_by_rank(rules)
+    elif isinstance(rules, SparseRules):
+        parent, part = _means_of_list(rules)
+    else:
+        device = tree.unary.device
+        where = device if generator is None else generator.device
+        asked = [
+            torch.randint(size, (1, landmarks), generator=generator, device=where).to(device)
+            for size in (states, children, children)
+        ]
+        parent, part = _means(rules, asked, states, children)
+    parent = pad(parent, (0, children - states))
+    place = torch.arange(total, device=parent.device)
+    # A span of several words is a parent, and all but the whole sentence are parts: their sum in
+    # logs is the product of both means.
+    wide = place.unsqueeze(1) < place
+    whole = (place.unsqueeze(1) == 0) & (place == lengths.reshape(-1, 1, 1) - 1)
+    above = torch.where(wide.unsqueeze(-1), parent[:, None, None], 0.0)
+    below = torch.where(whole.unsqueeze(-1), 0.0, part[:, None, None])
+    means = above + below
+    return means.reshape(
+        *(tree.batch_shape if len(means) == len(lengths) else ()), *means.shape[1:]
+    )
+
+
+def _means_by_rank(rules: LowRankRules) -> tuple[Tensor, Tensor]:
+    """(R, N) and (R, C), over all states, from ranks."""
+    parent, left, right = (_log_mean(part, 1) for part in rules.parts)
+    above = torch.logsumexp(rules.parent + left + right, 2)
+    by_left = torch.logsumexp(rules.left + parent + right, 2)
+    by_right = torch.logsumexp(rules.right + parent + left, 2)
+    return above, torch.logaddexp(by_left, by_right) - math.log(2)
+
+
+def _means_of_list(rules: SparseRules) -> tuple[Tensor, Tensor]:
+    """(R, N) and (R, C), over all states, from listed rules."""
+    (states, children), weights = rules.shape, rules.log_weights.mT
+    parent, left, right = rules.triples.unbind(1)
+    above = soft_scatter(weights, parent, states) - 2 * math.log(children)
+    parts = (soft_scatter(weights, side, children) for side in (left, right))
+    below = torch.logaddexp(*parts) - math.log(2 * states * children)
+    return above.mT, below.mT
+
+
+def _means(rules: Rules, asked: list[Tensor], states: int, children: int) -> tuple[Tensor, Tensor]:
+    """(R, N) and (R, C), over grids of sampled parents, left and right parts, each (1, count)."""
+    batch = max([len(part) for part in rules.parts], default=1)
+    parents, left, right = (part.expand(batch, -1) for part in asked)
+    every = torch.arange(children, device=left.device).expand(batch, -1)
+    above = _log_mean(rules.evaluate(every[:, :states], left, right).flatten(2), 2)
+    by_left = _log_mean(rules.evaluate(parents, every, right).transpose(1, 2).flatten(2), 2)
+    by_right = _log_mean(rules.evaluate(parents, left, every).movedim(3, 1).flatten(2), 2)
+    means = above.squeeze(2), torch.logaddexp(by_left, by_right).squeeze(2) - math.log(2)
+    return means
+
+
+def _log_mean(logs: Tensor, dim: int) -> Tensor:
+    """Log of the mean of exponentials, the dim kept."""
+    return logs.logsumexp(dim, keepdim=True) - math.log(max(1, logs.shape[dim]))

@@ -54,10 +54,6 @@ class Rules(ABC):
         """The same with one dim in front, 1 or that of the flattened batch."""
         return self.with_parts([flat(part, self.own_dims, batch) for part in self.parts])
 
-    def item(self, rows: Tensor) -> Self:
-        """Flat rules of some items."""
-        return self.with_parts([part if len(part) == 1 else part[rows] for part in self.parts])
-
     def table(self, parents: int, children: int) -> Tensor:
         """(*batch, N, C, C) log-weights, differentiable.
 

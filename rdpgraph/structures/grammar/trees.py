@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
 
 from rdpgraph._core.arguments import require_fields
 from rdpgraph.errors import EvidenceError
@@ -141,6 +142,26 @@ def parts_of(used: Iterable[tuple[int, ...]]) -> list[tuple[Any, Any]]:
             least = min(around, key=lambda one: sum(one[1::2]) - sum(one[::2]))
             pairs.append((least, box))
     return pairs
+
+
+def branches(states: Tensor) -> tuple[Tensor, ...]:
+    """(R, B, T - 1) the inner nodes of trees (R, B, T, T): real, first and last word, three states.
+
+    The states are those of a node and of its left and right part.
+    """
+    total = states.shape[-1]
+    place = torch.arange(total, device=states.device)
+    among = states >= 0
+    wide = (among & (place.unsqueeze(1) < place)).flatten(2)
+    # The left part of (i, j) is the widest constituent from i that ends before j.
+    ends = torch.where(among, place, -1).cummax(3).values
+    before = pad(ends[..., :-1], (1, 0), value=-1)
+    nodes = wide.int().argsort(dim=2, descending=True, stable=True)[..., : max(total - 1, 0)]
+    i, j = nodes // max(total, 1), nodes % max(total, 1)
+    middle = torch.maximum(before.flatten(2).gather(2, nodes), i)
+    flat = states.flatten(2)
+    parts = i * total + middle, (middle + 1).clamp(max=total - 1) * total + j
+    return wide.gather(2, nodes), i, j, flat.gather(2, nodes), *(flat.gather(2, p) for p in parts)
 
 
 def crossed(values: Tensor) -> Tensor:
