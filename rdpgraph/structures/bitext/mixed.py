@@ -18,11 +18,10 @@ from rdpgraph.model.potentials.table import checked_log_values, settle, taken
 from rdpgraph.recurrences.declaration import Declared, Input, Lengths
 from rdpgraph.structures.bitext.emission import ORDERS, Boxes, StretchScores
 from rdpgraph.structures.bitext.mixed_rules import AROUND, PARTIAL, Listed, Nodes
+from rdpgraph.structures.bitext.model import SentencePairs
 from rdpgraph.structures.checks import settle_lengths
 from rdpgraph.structures.compact.bispans import Bispans
 from rdpgraph.structures.compact.masked import LOWEST, LinkMasks, RuleMasked
-from rdpgraph.structures.grammar.trees import middle, parts_of
-from rdpgraph.structures.recurrence import Recurrence
 
 
 @dataclass(frozen=True, eq=False)
@@ -166,7 +165,7 @@ RULES = """
 
 
 @dataclass(frozen=True, eq=False)
-class MixedBitext(Recurrence):
+class MixedBitext(SentencePairs):
     """Trees over two sentences of rules that mix words with up to three parts, in any order.
 
     The grammar of Bouchard-Côté, Petrov and Klein 2009. A constituent is a bispan, words i..k-1 of
@@ -209,12 +208,6 @@ class MixedBitext(Recurrence):
     target: Tensor = field(metadata={"dims": 1})
     rules: Tensor | None = field(  # pyright: ignore[reportIncompatibleVariableOverride]
         default=None, kw_only=True
-    )
-    source_lengths: Tensor | None = field(default=None, kw_only=True, metadata={"dims": 0})
-    target_lengths: Tensor | None = field(default=None, kw_only=True, metadata={"dims": 0})
-
-    why_no_graph = (
-        "its sites are pairs of spans of two sentences, which no small factors join to trees"
     )
 
     def __post_init__(self) -> None:
@@ -269,19 +262,9 @@ class MixedBitext(Recurrence):
         )
         return gradient
 
-    def bispan_marginals(self) -> Tensor:
-        """(*batch, p + 1, p + 1, q + 1, q + 1) the probability of each constituent."""
-        return self.marginals().squeeze(-1)
-
     def masks(self) -> Masks:
         """The questions of masks: for each pair of words, whether one rule has both."""
         return MixedMasks(self)
-
-    def place(self, site: tuple[int, ...]) -> tuple[float, float] | None:
-        return middle(site)
-
-    def joined(self, used: Mapping[tuple[int, ...], int]) -> list[tuple[Any, Any]]:
-        return parts_of(used)
 
     def written(self) -> tuple[Declared, str]:
         return DECLARED, RULES
@@ -307,19 +290,8 @@ class MixedBitext(Recurrence):
         return {
             "unary": self.unary, "ways": ways, "scored": scored.log(),
             "unscored": (1 - scored).log(), "bispans": every.bispans, "rows": every.rows,
-            "parts": every.parts, "tops": self._tops(every),
+            "parts": every.parts, "tops": every.number[self._ends],
         }  # fmt: skip
-
-    def _tops(self, every: "Every") -> Tensor:
-        """(*batch,) the node of each item's whole."""
-        p, q = self.unary.shape[-5] - 1, self.unary.shape[-3] - 1
-        ends = [
-            torch.full(self.batch_shape, most, device=self.unary.device)
-            if lengths is None
-            else lengths.to(self.unary.device).expand(self.batch_shape)
-            for lengths, most in ((self.source_lengths, p), (self.target_lengths, q))
-        ]
-        return every.number[ends[0], ends[1]]
 
 
 @dataclass(frozen=True, eq=False)

@@ -20,7 +20,7 @@ from rdpgraph.structures.checks import settle_lengths
 from rdpgraph.structures.compact.bispans import Bispans
 from rdpgraph.structures.compact.masked import LOWEST, Binary, Forest, ForestMasked, LinkMasks
 from rdpgraph.structures.grammar.rules import DenseRules, NoRules, Rules
-from rdpgraph.structures.grammar.trees import middle, parts_of
+from rdpgraph.structures.grammar.trees import parts_of
 from rdpgraph.structures.recurrence import Recurrence
 
 
@@ -289,7 +289,43 @@ def _remembered_splits(shape: tuple[int, ...], bits: bytes, device: torch.device
 
 
 @dataclass(frozen=True, eq=False)
-class Bitext(Recurrence):
+class SentencePairs(Recurrence):
+    """Trees over two sentences, whose sites are bispans [i, k, j, l]: words i..k-1 and j..l-1."""
+
+    source_lengths: Tensor | None = field(default=None, kw_only=True, metadata={"dims": 0})
+    target_lengths: Tensor | None = field(default=None, kw_only=True, metadata={"dims": 0})
+
+    why_no_graph = (
+        "its sites are pairs of spans of two sentences, which no small factors join to trees"
+    )
+
+    def bispan_marginals(self) -> Tensor:
+        """(*batch, p + 1, p + 1, q + 1, q + 1) the probability of each constituent."""
+        return self.marginals().sum(-1)
+
+    def place(self, site: tuple[int, ...]) -> tuple[float, float] | None:
+        top, bottom, left, right = site
+        there = top <= bottom and left <= right
+        return ((left + right) / 2, -(top + bottom) / 2) if there else None
+
+    def joined(self, used: Mapping[tuple[int, ...], int]) -> list[tuple[Any, Any]]:
+        return parts_of(used)
+
+    @property
+    def _ends(self) -> tuple[Tensor, Tensor]:
+        """(*batch,) the lengths of both sentences."""
+        given = self.source_lengths, self.target_lengths
+        source, target = (
+            torch.full(self.batch_shape, size - 1, device=self.unary.device)
+            if lengths is None
+            else lengths.to(self.unary.device).expand(self.batch_shape)
+            for lengths, size in zip(given, self.unary.shape[-4:-1:2], strict=True)
+        )
+        return source, target
+
+
+@dataclass(frozen=True, eq=False)
+class Bitext(SentencePairs):
     """Trees of an inversion transduction grammar over p source and q target words (Wu 1997).
 
     A constituent covers words i..k-1 of the source and j..l-1 of the target, a bispan, and has a
@@ -327,12 +363,6 @@ class Bitext(Recurrence):
     leaves: int = field(default=1, kw_only=True)
     root: Tensor | None = field(default=None, kw_only=True, metadata={"dims": 1})
     allowed: Tensor | None = field(default=None, kw_only=True)
-    source_lengths: Tensor | None = field(default=None, kw_only=True, metadata={"dims": 0})
-    target_lengths: Tensor | None = field(default=None, kw_only=True, metadata={"dims": 0})
-
-    why_no_graph = (
-        "its sites are pairs of spans of two sentences, which no small factors join to trees"
-    )
 
     def __post_init__(self) -> None:
         settle(self, "unary", "root", whole=("source_lengths", "target_lengths"))
@@ -389,19 +419,9 @@ class Bitext(Recurrence):
         leaves = self.marginals()[..., -self.leaves :].sum(-1)
         return leaves.diagonal(1, -4, -3).diagonal(1, -3, -2)
 
-    def bispan_marginals(self) -> Tensor:
-        """(*batch, p + 1, p + 1, q + 1, q + 1) the probability of each constituent."""
-        return self.marginals().sum(-1)
-
     def masks(self) -> Masks:
         """The questions of masks: for each pair of words, whether one leaf has both."""
         return BitextMasks(self)
-
-    def place(self, site: tuple[int, ...]) -> tuple[float, float] | None:
-        return middle(site)
-
-    def joined(self, used: Mapping[tuple[int, ...], int]) -> list[tuple[Any, Any]]:
-        return parts_of(used)
 
     def written(self) -> tuple[Declared, str]:
         return self.written_for()
@@ -436,7 +456,9 @@ class Bitext(Recurrence):
                 ("straight", "inverted"), listed.rows, listed.parts, strict=True
             ):
                 given |= {f"{name}_rows": rows, f"{name}_parts": parts}
-            given["tops"] = self._tops(listed)
+            source, target = self._ends
+            zero = torch.zeros_like(source)
+            given["tops"] = listed.number[zero, source, zero, target]
         return given
 
     def work(self) -> float:
@@ -458,20 +480,6 @@ class Bitext(Recurrence):
         if allowed.numel() > _MOST_REMEMBERED:
             return _Splits.of(allowed.to(device))
         return _remembered_splits((*allowed.shape,), allowed.cpu().numpy().tobytes(), device)
-
-    def _tops(self, listed: _Splits) -> Tensor:
-        """(*batch,) the number of each item's whole."""
-        ends = [
-            torch.full(self.batch_shape, size - 1, device=self.unary.device)
-            if lengths is None
-            else lengths.to(self.unary.device).expand(self.batch_shape)
-            for lengths, size in (
-                (self.source_lengths, self.unary.shape[-4]),
-                (self.target_lengths, self.unary.shape[-2]),
-            )
-        ]
-        zero = torch.zeros_like(ends[0])
-        return listed.number[zero, ends[0], zero, ends[1]]
 
     def _means(self, landmarks: int, generator: torch.Generator | None) -> Tensor:
         """Zeros: no state is linked to another but by rules."""

@@ -123,12 +123,6 @@ class KBestTrees:
     scores: Tensor
 
 
-def middle(bispan: tuple[int, ...]) -> tuple[float, float] | None:
-    """The centre of (first, last, first, last); None for an empty range."""
-    top, bottom, left, right = bispan
-    return ((left + right) / 2, -(top + bottom) / 2) if top <= bottom and left <= right else None
-
-
 def parts_of(used: Iterable[tuple[int, ...]]) -> list[tuple[Any, Any]]:
     """Pairs of the smallest box around another, (first, last, first, last, ...), and that box."""
     boxes, pairs = list(used), list[tuple[Any, Any]]()
