@@ -191,7 +191,42 @@ class LowRankRules(Rules):
 
 
 @dataclass(frozen=True, eq=False)
-class FactorisedRules(Rules):
+class SidedRules(Rules):
+    """Rules by vectors of each parent with its left parts, and with its right parts."""
+
+    left: Tensor  # (*batch, N, C, r)
+    right: Tensor
+
+    own_dims = 3
+
+    if TYPE_CHECKING:  # arguments become tensors
+
+        def __init__(self, left: ArrayLike, right: ArrayLike) -> None: ...
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        return self.left.shape[-3], self.left.shape[-2]
+
+    def _settle_sides(self, what: str, last: str) -> None:
+        """Make both sides tensors, and check them."""
+        settle(self, "left", "right")
+        name, shape = type(self).__name__, list(self.left.shape)
+        for part in self.parts:
+            checked_log_values(name, part)
+        if self.left.dtype != self.right.dtype:
+            raise ModelError(
+                f"{name} needs sides of one dtype; got {self.left.dtype} and {self.right.dtype}."
+            )
+        fits = len(shape) >= 3 and shape == list(self.right.shape) and shape[-1]
+        if not fits or not 0 < shape[-3] <= shape[-2]:
+            raise ModelError(
+                f"{name} needs {what} left and right (*batch, N, C, {last}), 0 < N <= C, "
+                f"{last} > 0; got {tuple(shape)} and {tuple(self.right.shape)}."
+            )
+
+
+@dataclass(frozen=True, eq=False)
+class FactorisedRules(SidedRules):
     """Rules normalised for each parent: weight(k, a, b) = phi(k, a) . psi(k, b) / n_k.
 
     n_k makes the weights of a parent sum to one; charts cost O(T^3 N r + T^2 N^2 r). Chiu 2021,
@@ -205,25 +240,12 @@ class FactorisedRules(Rules):
         ModelError: other shapes, NaN or +inf, a parent without any weight.
     """
 
-    left: Tensor
-    right: Tensor
-
-    own_dims = 3
-
-    if TYPE_CHECKING:  # arguments become tensors
-
-        def __init__(self, left: ArrayLike, right: ArrayLike) -> None: ...
-
     def __post_init__(self) -> None:
-        _settle_sides(self, "log-features", "r")
+        self._settle_sides("log-features", "r")
         if not bool((self.log_normaliser.detach() > -math.inf).all()):
             raise ModelError(
                 "FactorisedRules needs a rule of positive weight for every parent; one has none."
             )
-
-    @property
-    def shape(self) -> tuple[int, int]:
-        return self.left.shape[-3], self.left.shape[-2]
 
     def ranks(self) -> tuple[Tensor, Tensor, Tensor]:
         """(*batch, C, N r) factors of parents, left and right parts, with r ranks of each parent.
@@ -250,7 +272,7 @@ class FactorisedRules(Rules):
 
 
 @dataclass(frozen=True, eq=False)
-class BilinearRules(Rules):
+class BilinearRules(SidedRules):
     """Rules normalised for each parent: weight(k, a, b) = exp(x_ka . y_kb) / n_k.
 
     Charts take them as a table. `LowRankFactors` makes `FactorisedRules` of them, by random
@@ -264,47 +286,16 @@ class BilinearRules(Rules):
         ModelError: other shapes, or values that are not finite.
     """
 
-    left: Tensor
-    right: Tensor
-
-    own_dims = 3
-
-    if TYPE_CHECKING:  # arguments become tensors
-
-        def __init__(self, left: ArrayLike, right: ArrayLike) -> None: ...
-
     def __post_init__(self) -> None:
-        _settle_sides(self, "embeddings", "dimension")
+        self._settle_sides("embeddings", "dimension")
         if not all(bool(part.isfinite().all()) for part in self.parts):
             raise ModelError("BilinearRules needs finite embeddings.")
-
-    @property
-    def shape(self) -> tuple[int, int]:
-        return self.left.shape[-3], self.left.shape[-2]
 
     def evaluate(self, parents: Tensor, left: Tensor, right: Tensor) -> Tensor:
         rows = items_of(self.left, parents)[..., None], parents.unsqueeze(-1)
         first, second = self.left[*rows, left.unsqueeze(-2)], self.right[*rows, right.unsqueeze(-2)]
         normaliser = (self.left @ self.right.mT).flatten(-2).logsumexp(-1)[*rows]
         return first @ second.mT - normaliser.unsqueeze(-1)
-
-
-def _settle_sides(rules: FactorisedRules | BilinearRules, what: str, last: str) -> None:
-    """Make the sides of rules tensors, and check them."""
-    settle(rules, "left", "right")
-    name, shape = type(rules).__name__, list(rules.left.shape)
-    for part in rules.parts:
-        checked_log_values(name, part)
-    if rules.left.dtype != rules.right.dtype:
-        raise ModelError(
-            f"{name} needs sides of one dtype; got {rules.left.dtype} and {rules.right.dtype}."
-        )
-    fits = len(shape) >= 3 and shape == list(rules.right.shape) and shape[-1]
-    if not fits or not 0 < shape[-3] <= shape[-2]:
-        raise ModelError(
-            f"{name} needs {what} left and right (*batch, N, C, {last}), 0 < N <= C, {last} > 0; "
-            f"got {tuple(shape)} and {tuple(rules.right.shape)}."
-        )
 
 
 @dataclass(frozen=True, eq=False)
