@@ -1,15 +1,18 @@
 """Derivations: the trees of a hypergraph."""
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import reduce
+from operator import or_
 from typing import TYPE_CHECKING, Any, Self
 
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
 
 from rdpgraph._core.arguments import require_fields
-from rdpgraph._core.cache import current_property, remembered
+from rdpgraph._core.cache import cached_property, current_property, remembered
 from rdpgraph._core.types import ArrayLike
 from rdpgraph.errors import EvidenceError, ModelError
 from rdpgraph.interface.sites import Sites
@@ -19,7 +22,6 @@ from rdpgraph.model.soundness import require_possible
 from rdpgraph.recurrences.bound import Bound
 from rdpgraph.recurrences.declaration import Declared, Input
 from rdpgraph.recurrences.restriction import UNARY
-from rdpgraph.structures.derivations.hypergraph import Hypergraph
 from rdpgraph.structures.draws import checked_best, checked_count, require_generator
 from rdpgraph.structures.recurrence import Recurrence
 
@@ -27,41 +29,105 @@ MOST_LISTED = 1 << 18  # derivations of a node
 
 
 @remembered(64)
-def write_rules(arity: int) -> tuple[Declared, str]:
+def write_rules(arity: int, *, kept: bool) -> tuple[Declared, str]:
     """The inputs and the rules of derivations, by the number of tails.
 
-    Node 0 has one derivation, which is empty: it is the tail where a hyperedge lacks one.
+    Node 0 has one derivation, which is empty: it is the tail where a hyperedge lacks one. Where
+    some hyperedges are ``kept``, each of M nodes has K, which may differ from item to item.
     """
-    declared = {"unary": Input("E"), "order": Input("E", whole=True)}
-    declared |= {"rows": Input("V+1", whole=True)}
+    edge, sizes = ("v - 1, k", "M K") if kept else ("e", "E")
+    declared = {"unary": Input(sizes)}
+    if not kept:
+        declared |= {"order": Input("E", whole=True), "rows": Input("V+1", whole=True)}
     if arity:
-        declared["below"] = Input(f"E {arity}", whole=True)
-    below = "".join(f" * a[below[e, {slot}]]" for slot in range(arity))
-    return (
-        tuple(declared.items()),
-        f"""
-        a[0] += 1
-        a[v] += unary[order[e]]{below} if rows[v] <= e < rows[v + 1]
-        goal += a[V - 1]
-    """,
-    )
-
-
-@remembered(64)
-def write_kept_rules(arity: int) -> tuple[Declared, str]:
-    """The same where each of M nodes has K hyperedges, which may differ from item to item."""
-    declared = {"unary": Input("M K")}
-    if arity:
-        declared["below"] = Input(f"M K {arity}", whole=True)
-    below = "".join(f" * a[below[v - 1, k, {slot}]]" for slot in range(arity))
-    return (
-        tuple(declared.items()),
-        f"""
+        declared["below"] = Input(f"{sizes} {arity}", whole=True)
+    below = "".join(f" * a[below[{edge}, {slot}]]" for slot in range(arity))
+    rules = f"""
         a[0] += 1
         a[v] += unary[v - 1, k]{below}
         goal += a[M]
-    """,
-    )
+    """
+    if not kept:
+        rules = f"""
+            a[0] += 1
+            a[v] += unary[order[e]]{below} if rows[v] <= e < rows[v + 1]
+            goal += a[V - 1]
+        """
+    return tuple(declared.items()), rules
+
+
+@dataclass(frozen=True, eq=False)
+class Hypergraph:
+    """Hyperedges between nodes in topological order."""
+
+    heads: Tensor  # (E,) nodes 0..nodes-1
+    tails: Tensor  # (E, arity) nodes, padded with -1
+    nodes: int  # their number; the last one is the goal
+
+    @cached_property
+    def edges(self) -> Sequence[Sequence[int]]:
+        """The hyperedges of each node."""
+        edges: list[list[int]] = [[] for _ in range(self.nodes)]
+        for edge, head in enumerate(self.heads.tolist()):
+            edges[head].append(edge)
+        return edges
+
+    @cached_property
+    def below(self) -> Sequence[Sequence[int]]:
+        """The tails of each hyperedge."""
+        return [[tail for tail in row if tail >= 0] for row in self.tails.tolist()]
+
+    @cached_property
+    def listed(self) -> tuple[Tensor, Tensor, Tensor]:
+        """Return the hyperedges as a list of rows, one for each node, after one for no tail.
+
+        The results are (E,) the numbers of the hyperedges sorted by their heads; (nodes + 2,) where
+        each row begins, the last entry being the end; and (E, arity) the tails of the hyperedges in
+        this order, 0 for none.
+        """
+        order = self.heads.argsort(stable=True)
+        every = torch.arange(self.nodes + 1, device=order.device)
+        begins = torch.searchsorted(self.heads[order].contiguous(), every)
+        return order, pad(begins, (1, 0)), self.tails[order] + 1
+
+    @cached_property
+    def by_node(self) -> Tensor:
+        """(nodes, M) the hyperedges of each node, padded with E."""
+        order, rows, _ = self.listed
+        heads, every = self.heads[order], torch.arange(len(order), device=order.device)
+        most = int(rows.diff().max()) if len(order) else 0
+        grid = torch.full((self.nodes, most), len(order), device=order.device)
+        return grid.index_put((heads, every - rows[heads + 1]), order)
+
+    @cached_property
+    def tails_by_node(self) -> Tensor:
+        """(nodes, M, arity) the tails of the hyperedges of each node, from 1 on, 0 for none."""
+        return pad(self.tails + 1, (0, 0, 0, 1))[self.by_node]
+
+    @cached_property
+    def each_once(self) -> bool:
+        """Return whether no derivation of the goal uses a node twice.
+
+        One does if two tails of a usable hyperedge share a node below them. Bit sets: O(nodes E)
+        bits.
+        """
+        within = list[int]()  # the nodes that a derivation of each may use; 0: it has none
+        usable: list[list[int]] = []
+        for node, ways in enumerate(self.edges):
+            usable.append([edge for edge in ways if all(within[tail] for tail in self.below[edge])])
+            used = 1 << node if usable[-1] else 0
+            for edge in usable[-1]:
+                for tail in self.below[edge]:
+                    used |= within[tail]
+            within.append(used)
+        # Disjoint sets add up without a carry.
+        return all(
+            sum(within[tail] for tail in self.below[edge])
+            == reduce(or_, (within[tail] for tail in self.below[edge]), 0)
+            for node, edges in enumerate(usable)
+            if within[-1] >> node & 1
+            for edge in edges
+        )
 
 
 @dataclass(frozen=True, eq=False)
@@ -151,7 +217,7 @@ class Derivations(Recurrence):
             )
 
     def written(self) -> tuple[Declared, str]:
-        return write_rules(self.tails.shape[1])
+        return write_rules(self.tails.shape[1], kept=False)
 
     def inputs(self) -> Mapping[str, Any]:
         order, rows, below = self._graph.listed
@@ -330,9 +396,7 @@ class Derivations(Recurrence):
     @property
     def _by_node(self) -> Tensor:
         """(*batch, nodes, M) the log-weights of the hyperedges of each node; -inf: none."""
-        return torch.nn.functional.pad(self.unary, (0, 1), value=-math.inf)[
-            ..., self._graph.by_node
-        ]
+        return pad(self.unary, (0, 1), value=-math.inf)[..., self._graph.by_node]
 
 
 @dataclass(frozen=True, eq=False)
@@ -355,7 +419,7 @@ class NodeDerivations(Recurrence):
         return "Derivations"
 
     def written(self) -> tuple[Declared, str]:
-        return write_kept_rules(self.graph.tails.shape[1])
+        return write_rules(self.graph.tails.shape[1], kept=True)
 
     def inputs(self) -> Mapping[str, Any]:
         given = {"unary": self.unary, "below": self._below}
