@@ -65,24 +65,15 @@ class Decision:
         return (len(self.edges) + 1) << self.bits
 
     def step(self) -> MatchingStep:
-        """Its step; equal ones are shared."""
-        return _step(
+        """Its step; equal ones of few bits are shared."""
+        write = _step if self.bits <= tuning.KEPT_MATCHING_BITS else _step.__wrapped__
+        return write(
             self.bits, self.own, self.required, self.targets, self.kept, self.closed, self.takes
         )
 
 
 @functools.lru_cache(maxsize=4096)
-def _small_step(*numbers: object) -> MatchingStep:
-    return _written_out(*numbers)  # pyright: ignore[reportArgumentType]
-
-
-def _step(bits: int, *others: object) -> MatchingStep:
-    if bits <= tuning.KEPT_MATCHING_BITS:
-        return _small_step(bits, *others)
-    return _written_out(bits, *others)  # pyright: ignore[reportArgumentType]
-
-
-def _written_out(
+def _step(
     bits: int, own: int, required: bool, targets: tuple[int, ...], kept: tuple[int, ...],  # noqa: FBT001
     closed: tuple[int, ...], takes: tuple[bool, ...],
 ) -> MatchingStep:  # fmt: skip
