@@ -308,16 +308,13 @@ class Parities:
                 free.append(slot.pop(number))
         # Masks of many bits are divided into words.
         low = (1 << _WORD) - 1
-        split = [[_signed(mask >> (_WORD * at) & low) for at in range(words)] for mask in masks]
+        split = [[mask >> (_WORD * at) & low for at in range(words)] for mask in masks]
+        split = [[word - (word >> (_WORD - 1) << _WORD) for word in row] for row in split]
         return Slots(
             torch.tensor(rows, dtype=torch.long, device="cpu").reshape(-1, 3),
             torch.tensor(split, dtype=torch.long, device="cpu").reshape(-1, words),
             rounds,
         )
-
-
-def _signed(word: int) -> int:
-    return word - (1 << _WORD) if word >> (_WORD - 1) else word
 
 
 def _odd(numbers: Iterable[int]) -> tuple[int, ...]:
