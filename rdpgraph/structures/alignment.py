@@ -1,7 +1,6 @@
 """Alignments: distributions over the monotone paths through two sequences."""
 
 import math
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -30,46 +29,6 @@ from rdpgraph.structures.recurrence import Recurrence
 Move = tuple[int, int]
 MATCH, DELETION, INSERTION = (1, 1), (1, 0), (0, 1)  # moves along both sequences
 STAY, NEXT, SKIP = (1, 0), (1, 1), (1, 2)  # moves along frames and labels
-
-
-def checked_alignment(
-    unary: Tensor, moves: Sequence[Move], transition: Tensor | Potential | None
-) -> None:
-    """Check the fields of an `Alignment`."""
-    checked_log_values("Alignment", unary)
-    shape = tuple(unary.shape)
-    if len(shape) < 3 or 0 in shape[-3:] or len(moves) != shape[-1]:
-        raise ModelError(
-            "Alignment needs unary (*batch, S + 1, T + 1, N), and a move of each of the N states; "
-            f"got {shape} and {len(moves)} moves."
-        )
-    if isinstance(transition, Tensor):
-        checked_log_table("Alignment's transition", transition)
-    if any(min(move) < 0 or max(move) < 1 for move in moves):
-        raise ModelError(f"Alignment needs moves that advance in a sequence; got {tuple(moves)}.")
-    if transition is not None and tuple(transition.shape[-2:]) != (shape[-1],) * 2:
-        raise ModelError(
-            f"Alignment of {shape[-1]} states needs a transition [from, to] of that size; got "
-            f"{tuple(transition.shape)}."
-        )
-
-
-def pairwise_unary(match: Tensor, deletion: Tensor, insertion: Tensor) -> Tensor:
-    """(*batch, S + 1, T + 1, 3) from scores of pairs and gaps, for `Alignment.pairwise`."""
-    match = in_full_precision(as_values("Alignment.pairwise's match", match))
-    if match.ndim < 2:
-        raise ModelError(
-            f"Alignment.pairwise needs match (*batch, S, T); got {tuple(match.shape)}."
-        )
-    *batch, first, second = match.shape
-    shapes = ((first, second), (first, second + 1), (first + 1, second))
-    given = {"match": match, "deletion": deletion, "insertion": insertion}
-    parts: list[Tensor] = []
-    for (name, part), shape in zip(given.items(), shapes, strict=True):
-        before = (second + 1 - shape[1], 0, first + 1 - shape[0], 0)
-        wide = broadcast_values(f"Alignment.pairwise's {name}", part, (*batch, *shape), match)
-        parts.append(pad(wide, before, value=-math.inf))
-    return torch.stack(parts, -1)
 
 
 def ctc_unary(
@@ -238,8 +197,26 @@ class Alignment(Recurrence):
     def __post_init__(self) -> None:
         settle(self, "unary", "transition", whole=("first_lengths", "second_lengths"))
         require_fields(self)
-        checked_alignment(self.unary, self.moves, self.transition)
-        first, second = self.unary.shape[-3:-1]
+        unary, moves, transition = self.unary, self.moves, self.transition
+        checked_log_values("Alignment", unary)
+        shape = tuple(unary.shape)
+        if len(shape) < 3 or 0 in shape[-3:] or len(moves) != shape[-1]:
+            raise ModelError(
+                "Alignment needs unary (*batch, S + 1, T + 1, N), and a move of each of the N "
+                f"states; got {shape} and {len(moves)} moves."
+            )
+        if isinstance(transition, Tensor):
+            checked_log_table("Alignment's transition", transition)
+        if any(min(move) < 0 or max(move) < 1 for move in moves):
+            raise ModelError(
+                f"Alignment needs moves that advance in a sequence; got {tuple(moves)}."
+            )
+        if transition is not None and tuple(transition.shape[-2:]) != (shape[-1],) * 2:
+            raise ModelError(
+                f"Alignment of {shape[-1]} states needs a transition [from, to] of that size; got "
+                f"{tuple(transition.shape)}."
+            )
+        first, second = shape[-3:-1]
         settle_lengths(self, first_lengths=first - 1, second_lengths=second - 1)
 
     @classmethod
@@ -252,7 +229,20 @@ class Alignment(Recurrence):
         the second; `insertion` (*batch, S + 1, T) likewise. The rest are other fields: for affine
         gaps, a transition between matches, deletions and insertions.
         """
-        return cls(pairwise_unary(match, deletion, insertion), **rest)
+        match = in_full_precision(as_values("Alignment.pairwise's match", match))
+        if match.ndim < 2:
+            raise ModelError(
+                f"Alignment.pairwise needs match (*batch, S, T); got {tuple(match.shape)}."
+            )
+        *batch, first, second = match.shape
+        shapes = ((first, second), (first, second + 1), (first + 1, second))
+        given = {"match": match, "deletion": deletion, "insertion": insertion}
+        parts: list[Tensor] = []
+        for (name, part), shape in zip(given.items(), shapes, strict=True):
+            before = (second + 1 - shape[1], 0, first + 1 - shape[0], 0)
+            wide = broadcast_values(f"Alignment.pairwise's {name}", part, (*batch, *shape), match)
+            parts.append(pad(wide, before, value=-math.inf))
+        return cls(torch.stack(parts, -1), **rest)
 
     @classmethod
     def ctc(
