@@ -7,8 +7,8 @@ import torch
 from torch import Tensor
 
 from rdpgraph.logspace.gradients import differentiable_once
-from rdpgraph.structures.chain.factors import inside
 from rdpgraph.structures.chain.model import Chain
+from rdpgraph.structures.chain.parts import inside
 
 _HEADROOM = {torch.float32: 60.0, torch.float64: 600.0}
 """Maximum difference of scores, in nats, for products without underflow."""

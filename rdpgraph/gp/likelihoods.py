@@ -22,7 +22,7 @@ from rdpgraph.model.potentials.table import Table
 from rdpgraph.model.variable import VariableArray
 from rdpgraph.query.posterior import Posterior
 from rdpgraph.schedulers.scheduler import Scheduler
-from rdpgraph.structures.chain.factors import inside
+from rdpgraph.structures.chain.parts import inside
 
 
 @dataclass(frozen=True, eq=False)

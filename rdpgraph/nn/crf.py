@@ -14,8 +14,8 @@ from rdpgraph._core.masked import present
 from rdpgraph._core.numbers import is_whole, lowest
 from rdpgraph.errors import EvidenceError, ModelError
 from rdpgraph.logspace.logmatrix import soft_sum
-from rdpgraph.structures.chain.factors import inside
 from rdpgraph.structures.chain.model import Chain
+from rdpgraph.structures.chain.parts import inside
 
 
 @dataclass(frozen=True, eq=False)

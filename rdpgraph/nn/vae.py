@@ -17,8 +17,8 @@ from rdpgraph.infer import infer
 from rdpgraph.model.potentials.lowrank import Bilinear
 from rdpgraph.nn.words import checked_tokens, require_known
 from rdpgraph.query.structured import RelaxedStates
-from rdpgraph.structures.chain.factors import inside
 from rdpgraph.structures.chain.model import Chain
+from rdpgraph.structures.chain.parts import inside
 
 
 class Joint(NamedTuple):

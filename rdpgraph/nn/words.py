@@ -16,8 +16,8 @@ from rdpgraph.model.potentials.features import RandomFeatures
 from rdpgraph.model.potentials.lowrank import LowRank
 from rdpgraph.model.potentials.table import as_states, as_values
 from rdpgraph.structures.chain.constructors import checked_lengths
-from rdpgraph.structures.chain.factors import inside
 from rdpgraph.structures.chain.model import Chain
+from rdpgraph.structures.chain.parts import inside
 
 
 class FeatureMap(nn.Module):

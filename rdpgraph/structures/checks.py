@@ -2,7 +2,6 @@
 
 import math
 
-import torch
 from torch import Tensor
 
 from rdpgraph._core import tuning
@@ -13,23 +12,29 @@ from rdpgraph.model.potentials.potential import WHOLE, Potential
 from rdpgraph.model.potentials.table import Table
 
 
+def lengths_within(
+    owner: str, name: str, lengths: Tensor, batch: tuple[int, ...], most: int
+) -> Tensor:
+    """Lengths (*batch,) of 0 to ``most`` as int64."""
+    whole = lengths.dtype in WHOLE or not lengths.numel()
+    if not whole or tuple(lengths.shape) != batch:
+        raise ModelError(
+            f"{owner} needs integer {name} of shape {batch}, one for each item; got "
+            f"{lengths.dtype} of shape {tuple(lengths.shape)}."
+        )
+    wrong = outside(lengths, 0, most)
+    if wrong is not None:
+        raise ModelError(f"{owner} needs {name} 0 to {most}; got {wrong}.")
+    return lengths.long()
+
+
 def settle_lengths(owner: Structure, **most: int) -> None:
     """Make lengths (*batch,) in fields of a structure int64 on its device; ``most`` bounds each."""
-    name, batch = type(owner).__name__, owner.batch_shape
-    for field, total in most.items():
-        lengths: Tensor | None = getattr(owner, field)
-        if lengths is None:
-            continue
-        whole = lengths.dtype in WHOLE or not lengths.numel()
-        if not whole or tuple(lengths.shape) != batch:
-            raise ModelError(
-                f"{name} of batch shape {batch} needs integer lengths of that shape; got "
-                f"{lengths.dtype} of shape {tuple(lengths.shape)}."
-            )
-        wrong = outside(lengths, 0, total)
-        if wrong is not None:
-            raise ModelError(f"{name} needs {field} 0 to {total}; got {wrong}.")
-        object.__setattr__(owner, field, lengths.to(owner.unary.device, torch.long))
+    for name, total in most.items():
+        lengths: Tensor | None = getattr(owner, name)
+        if lengths is not None:
+            given = lengths_within(type(owner).__name__, name, lengths, owner.batch_shape, total)
+            object.__setattr__(owner, name, given.to(owner.unary.device))
 
 
 def written_out(owner: str, name: str, potential: Potential, dims: int) -> Tensor:

@@ -15,7 +15,7 @@ from rdpgraph.logspace.logmatrix import log_products
 from rdpgraph.model.evidence import MISSING
 from rdpgraph.model.potentials.lowrank import LowRank
 from rdpgraph.model.potentials.operators import PairOperator
-from rdpgraph.model.potentials.potential import Potential
+from rdpgraph.model.potentials.potential import WHOLE, Potential
 from rdpgraph.model.potentials.sharded import Sharded, as_potential
 from rdpgraph.model.potentials.table import (
     FLOATING,
@@ -25,7 +25,8 @@ from rdpgraph.model.potentials.table import (
     taken,
 )
 from rdpgraph.model.soundness import require_possible
-from rdpgraph.structures.chain.factors import inside, masked
+from rdpgraph.structures.chain.parts import inside, masked
+from rdpgraph.structures.checks import lengths_within
 
 
 def checked_unary(unary: Tensor) -> None:
@@ -38,17 +39,9 @@ def checked_steps(unary: Tensor) -> None:
     """Check the shape of unary potentials."""
     if unary.ndim < 2 or not unary.shape[-1]:
         raise ModelError(
-            f"Chain needs unary potentials of shape (*batch, T, N), N >= 1; got {_shape(unary)}."
+            "Chain needs unary potentials of shape (*batch, T, N), N >= 1; got "
+            f"{tuple(unary.shape)}."
         )
-
-
-def checked_ends(name: str, values: Tensor, unary: Tensor) -> None:
-    """Check scores of the first or last state, (N,) or (*batch, N)."""
-    *batch, _, states = unary.shape
-    shape = tuple(values.shape)
-    if shape[-1:] != (states,) or not broadcasts(shape[:-1], batch):
-        rows = f" or {(*batch, states)}" if batch else ""
-        raise ModelError(f"Chain.crf needs {name} scores of shape {(states,)}{rows}; got {shape}.")
 
 
 def checked_transition(
@@ -75,25 +68,14 @@ def checked_transition(
 
 
 def checked_lengths(lengths: Tensor | Sequence[int] | int, unary: Tensor) -> Tensor:
-    """Lengths as (*batch,) int64 on the device of unary."""
+    """Lengths as (*batch,) int64 on the device of unary potentials, or of (*batch, T, 1)."""
     *batch, total, _ = unary.shape
     lengths = present("Chain's lengths", lengths)
     try:
         given = torch.as_tensor(lengths, device=unary.device)
     except (TypeError, ValueError, RuntimeError):
         raise ModelError(f"Chain needs integer lengths; got {lengths!r:.80}.") from None
-    whole = not given.is_floating_point() and not given.is_complex() and given.dtype != torch.bool
-    if not (whole or not given.numel()) or tuple(given.shape) != tuple(batch):
-        raise ModelError(
-            f"Chain needs integer lengths of shape {tuple(batch)}, one for each item; got "
-            f"{_shape(given)} of {given.dtype}."
-        )
-    given = given.long()
-    each = given.flatten().tolist()
-    for extreme in (min(each, default=0), max(each, default=0)):
-        if not 0 <= extreme <= total:
-            raise ModelError(f"Chain of {total} steps needs lengths 0 to {total}; got {extreme}.")
-    return given
+    return lengths_within("Chain", "lengths", given, tuple(batch), total)
 
 
 def checked_sequences(states: Tensor, unary: Tensor, lengths: Tensor) -> Tensor:
@@ -101,11 +83,11 @@ def checked_sequences(states: Tensor, unary: Tensor, lengths: Tensor) -> Tensor:
     *batch, total, size = unary.shape
     shape = (*batch, total)
     states = present("A chain's sequences", states, EvidenceError)
-    whole = states.dtype in _INTEGERS
+    whole = states.dtype in WHOLE
     if not whole or tuple(states.shape[max(states.ndim - len(shape), 0) :]) != shape:
         raise EvidenceError(
             f"A chain's sequences must be integer states of shape (*lead, *{shape}); got "
-            f"{_shape(states)} of {states.dtype}."
+            f"{tuple(states.shape)} of {states.dtype}."
         )
     lead = states.shape[: states.ndim - len(shape)]
     flat = states.long().to(unary.device)
@@ -163,13 +145,6 @@ def require_alike(one: tuple[Tensor, Tensor], other: tuple[Tensor, Tensor]) -> N
         )
 
 
-_INTEGERS = (torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8)
-
-
-def _shape(tensor: Tensor) -> tuple[int, ...]:
-    return tuple(tensor.shape)
-
-
 def hmm_unary(
     start: Tensor, transition: Tensor | LowRank | PairOperator, emission: Tensor | LowRank,
     observations: Tensor | None, lengths: Tensor | Sequence[int] | None = None,
@@ -210,7 +185,10 @@ def hmm_unary(
         if lengths is not None:
             unary = masked(unary, checked_lengths(lengths, unary))
     else:
-        unary = _emitted(emission, observations, lengths)
+        # Log-probabilities of the symbols seen, 0 where one is missing.
+        seen = checked_symbols("Chain.hmm", observations, lengths, emission)
+        rows = shown(emission, seen.clamp(min=0))
+        unary = torch.where((seen != MISSING).unsqueeze(-1), rows, 0.0)
     return with_ends(unary, start, None, None)
 
 
@@ -234,9 +212,14 @@ def crf_unary(
     checked_steps(emissions)
     start = start if start is None else taken("Chain.crf's start", start)
     end = end if end is None else taken("Chain.crf's end", end)
+    *batch, _, states = emissions.shape
     for name, values in (("start", start), ("end", end)):
-        if values is not None:
-            checked_ends(name, values, emissions)
+        shape = (states,) if values is None else tuple(values.shape)
+        if shape[-1:] != (states,) or not broadcasts(shape[:-1], batch):
+            rows = f" or {(*batch, states)}" if batch else ""
+            raise ModelError(
+                f"Chain.crf needs {name} scores of shape {(states,)}{rows}; got {shape}."
+            )
     return with_ends(emissions, start, end, sizes), sizes
 
 
@@ -257,15 +240,6 @@ def with_ends(
         return unary.index_add(-2, places, rows)
     places = torch.minimum(places, (lengths.unsqueeze(-1) - 1).clamp_(min=0))
     return unary.scatter_add(-2, places.unsqueeze(-1).expand(rows.shape), rows)
-
-
-def _emitted(
-    emission: Tensor | LowRank, observations: Tensor, lengths: Tensor | Sequence[int] | None
-) -> Tensor:
-    """(*batch, T, N) log-probabilities of the symbols seen, 0 where missing."""
-    seen = checked_symbols("Chain.hmm", observations, lengths, emission)
-    rows = shown(emission, seen.clamp(min=0))
-    return torch.where((seen != MISSING).unsqueeze(-1), rows, 0.0)
 
 
 def checked_symbols(

@@ -16,8 +16,7 @@ from rdpgraph._core.types import Paths, Unary
 from rdpgraph.model.potentials.lowrank import LowRank
 from rdpgraph.model.potentials.operators import Banded, Monarch
 from rdpgraph.structures.chain import recursion, rules
-from rdpgraph.structures.chain.factors import inside, masked
-from rdpgraph.structures.chain.parts import AnyChain, Parts
+from rdpgraph.structures.chain.parts import AnyChain, Parts, inside, masked
 from rdpgraph.structures.chain.paths import score, states_of, traceback
 
 

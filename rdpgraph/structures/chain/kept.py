@@ -14,25 +14,8 @@ from rdpgraph.model.potentials.lowrank import LowRank
 from rdpgraph.model.potentials.operators import PairOperator
 from rdpgraph.model.potentials.potential import Potential
 from rdpgraph.model.potentials.table import Table
-from rdpgraph.model.restriction import gathered
 from rdpgraph.structures.chain.parts import ChainTensors
 from rdpgraph.structures.chain.recursion import messages
-
-
-def kept(
-    unary: Tensor, transition: Tensor | Potential, states: Tensor, log_weights: Tensor
-) -> tuple[Tensor, Tensor | LowRank]:
-    """Potentials of a chain on some states of each step, with weights, for `Chain.restrict`.
-
-    Unary (*replicates, *batch, T, K), and a transition (*replicates, *batch, T - 1, K, K), of low
-    rank if it is and that is cheaper.
-    """
-    few = gathered("Chain", unary, states, log_weights, sites=1)
-    potential = transition if isinstance(transition, Potential) else Table.checked(transition)
-    ends = states[..., :-1, :], states[..., 1:, :]
-    if isinstance(potential, LowRank) and 2 * potential.rank <= states.shape[-1]:
-        return few, potential.rows(*ends)
-    return few, potential.evaluate(ends)
 
 
 def log_masses(

@@ -100,19 +100,15 @@ class LookAhead:
         ends = self.automaton.log_accept.detach().to(self.dtype)
         message = ends.unsqueeze(1).expand(-1, self.transition.shape[0])
         weights = self._masses(graph.masses(self._shares))
-        made = [torch.zeros_like(self._gathered(message))]  # of no word: not asked
+        made = [torch.zeros_like(_sums(self._backward[0], message))]  # of no word: not asked
         for _ in range(self.automaton.arity - 1):
             sums = message.new_full(message.shape, -math.inf)
             for place, (sets, after) in enumerate(graph.edges):
                 if len(sets):
                     sums[place] = soft_sum(weights[sets] + message[after], 0)
-            made.append(self._gathered(sums))
+            made.append(_sums(self._backward[0], sums))
             message = self._over_states(made[-1])
         return torch.stack(made)
-
-    def _gathered(self, rows: Tensor) -> Tensor:
-        """Rows over the states after a step, as kept for those before it."""
-        return _sums(self._backward[0], rows)
 
     def _over_states(self, kept: Tensor) -> Tensor:
         """Stored messages over the states before a step."""

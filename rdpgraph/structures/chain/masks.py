@@ -16,8 +16,7 @@ from rdpgraph.model.potentials.table import Table
 from rdpgraph.model.soundness import require_possible
 from rdpgraph.recurrences.bound import Bound, SumPass
 from rdpgraph.recurrences.declaration import Input, Lengths, program_of
-from rdpgraph.structures.chain.factors import inside
-from rdpgraph.structures.chain.parts import flattened, table_of
+from rdpgraph.structures.chain.parts import flattened, inside, table_of
 from rdpgraph.structures.compact.bispans import each
 from rdpgraph.structures.compact.masked import ByItem, weighted
 

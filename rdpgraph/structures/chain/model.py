@@ -20,7 +20,8 @@ from rdpgraph.model.potentials.lowrank import LowRank
 from rdpgraph.model.potentials.operators import PairOperator
 from rdpgraph.model.potentials.potential import Potential
 from rdpgraph.model.potentials.sharded import Sharded, as_potential
-from rdpgraph.model.potentials.table import as_states, settle
+from rdpgraph.model.potentials.table import Table, as_states, settle
+from rdpgraph.model.restriction import gathered
 from rdpgraph.structures.chain import decode, kept, moments, paths, recursion, rules
 from rdpgraph.structures.chain.constructors import (
     checked_lengths,
@@ -32,8 +33,14 @@ from rdpgraph.structures.chain.constructors import (
     require_alike,
     require_path,
 )
-from rdpgraph.structures.chain.factors import flat_lengths
-from rdpgraph.structures.chain.parts import AnyChain, ChainTensors, Parts, between
+from rdpgraph.structures.chain.parts import (
+    AnyChain,
+    ChainTensors,
+    Parts,
+    between,
+    flat_lengths,
+    table_of,
+)
 from rdpgraph.structures.chain.recognition import chain_graph, neighbours_of, recognised
 from rdpgraph.structures.configurations import KBestConfigurations
 from rdpgraph.structures.draws import checked_best, checked_count, require_generator
@@ -225,7 +232,7 @@ class Chain(Structure):
 
         O(N^2) memory for each item, or O(T N^2) where each step has a transition of its own.
         """
-        return self._shaped(moments.edge_counts(self._parts()))
+        return self._shaped(moments.edge_marginals(self._parts(), summed=True))
 
     def entropy(self) -> Tensor:
         """(*batch,) nats; 0 where there is no possible sequence. All derivatives exist."""
@@ -353,9 +360,15 @@ class Chain(Structure):
         Raises:
             ModelError: shapes that do not fit, or a state out of range.
         """
-        unary, transition = kept.kept(self.unary, self.transition, states, log_weights)
+        few, given = gathered("Chain", self.unary, states, log_weights, sites=1), self.transition
+        potential = given if isinstance(given, Potential) else Table.checked(given)
+        ends = states[..., :-1, :], states[..., 1:, :]
+        if isinstance(potential, LowRank) and 2 * potential.rank <= states.shape[-1]:
+            transition = potential.rows(*ends)
+        else:
+            transition = potential.evaluate(ends)
         lengths = None if self.lengths is None else self.lengths.expand(states.shape[:-2])
-        return Chain(unary, transition, lengths=lengths)
+        return Chain(few, transition, lengths=lengths)
 
     def sites(self) -> Sites:
         """The steps; proposals read the transition between all of them, whatever the lengths."""
@@ -399,7 +412,7 @@ class Chain(Structure):
         return float((self._flat_lengths() - 1).clamp(min=0).sum()) * states * width
 
     def _parts(self) -> ChainTensors:
-        return Parts.of(self.unary, self.transition, self._flat_lengths())
+        return Parts.of(self.unary, table_of(self.transition), self._flat_lengths())
 
     def _given(self, *, best: bool = False) -> AnyChain:
         """The tensors, with ranks and operators as they are.
@@ -412,7 +425,7 @@ class Chain(Structure):
         tabulated = best and not (isinstance(link, PairOperator) and link.maximises)
         if tabulated and math.prod(link.shape) <= tuning.MOST_TABULATED:
             return self._parts()
-        return Parts.of_potential(self.unary, link, self._flat_lengths())
+        return Parts.of(self.unary, link, self._flat_lengths())
 
     def _flat_lengths(self) -> Tensor:
         return flat_lengths(self.lengths, self.unary.shape[:-1], self.unary)

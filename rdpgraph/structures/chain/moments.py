@@ -19,8 +19,7 @@ from rdpgraph.logspace.logmatrix import LogMatrix, finite
 from rdpgraph.model.potentials.lowrank import LowRank
 from rdpgraph.model.potentials.operators import Banded, PairOperator
 from rdpgraph.structures.chain import entropies, recursion, rules
-from rdpgraph.structures.chain.factors import masked
-from rdpgraph.structures.chain.parts import AnyChain, ChainTensors, Parts
+from rdpgraph.structures.chain.parts import AnyChain, ChainTensors, Parts, masked
 
 
 @by_autograd
@@ -165,39 +164,26 @@ def cross_entropy(parts: AnyChain, other: AnyChain, *, divergence: bool = False)
     return ask(theirs).to(parts.unary)
 
 
-def edge_counts(parts: ChainTensors) -> Tensor:
-    """(B, N, N) the expected number of steps with each pair of neighbours.
+def edge_marginals(parts: ChainTensors, *, summed: bool = False) -> Tensor:
+    """(B, T - 1, N, N) joint probabilities of neighbours, or their sums over the steps, (B, N, N).
 
-    O(B T N^2), and (B, N, N) memory for one table of all steps; differentiable.
+    Differentiable. O(B T N^2), and (B, N, N) memory for sums by one table of all steps.
     """
     unary, transition, lengths = parts.unary, parts.transition, parts.lengths
-    # Sequences without a step have no pairs.
-    if unary.shape[1] < 2 or not unary.numel():
-        return unary.new_zeros(len(unary), unary.shape[2], unary.shape[2])
-    if transition.ndim > 2:
-        return edge_marginals(parts).sum(1)
-    # Counts are the derivative of log Z in a transition of each item; rules of recurrences sum it
-    # over steps as they go, without a table for each.
-    each = transition.expand(len(unary), 1, *transition.shape)
-    tracked = unary.requires_grad or transition.requires_grad
-    if not tracked or not torch.is_grad_enabled():
-        return rules.bound(Parts(unary, each, lengths)).sums().expected_uses(["transition"])[0]
-    _, (counts,) = expectations(
-        lambda table: recursion.log_partition(Parts(unary, table, lengths)), [each], tracked=True
-    )
-    return counts.squeeze(1)
-
-
-def edge_marginals(parts: ChainTensors) -> Tensor:
-    """(B, T - 1, N, N) joint probabilities of neighbours; differentiable."""
-    unary, transition, lengths = parts.unary, parts.transition, parts.lengths
     batch, total, states = unary.shape
-    shape = (batch, max(total - 1, 0), states, states)
-    if total < 2:
-        return unary.new_zeros(shape)
-    tracked = unary.requires_grad or transition.requires_grad
-    _, (gradient,) = expectations(
-        lambda table: recursion.log_partition(Parts(unary, table, lengths)),
-        [transition.expand(shape)], tracked=tracked,
-    )  # fmt: skip
-    return gradient
+    # The derivative of log Z in a transition of each item, which rules of recurrences sum over
+    # steps as they go, without a table for each.
+    steps = 1 if summed and transition.ndim == 2 else max(total - 1, 0)
+    if total < 2 or not unary.numel():
+        uses = unary.new_zeros(batch, steps, states, states)
+    else:
+        tracked = unary.requires_grad or transition.requires_grad
+        each = transition.expand(batch, steps, states, states)
+        if tracked and torch.is_grad_enabled():
+            _, (uses,) = expectations(
+                lambda table: recursion.log_partition(Parts(unary, table, lengths)), [each],
+                tracked=True,
+            )  # fmt: skip
+        else:
+            (uses,) = rules.bound(Parts(unary, each, lengths)).sums().expected_uses(["transition"])
+    return uses.reshape(batch, steps, states, states).sum(1) if summed else uses

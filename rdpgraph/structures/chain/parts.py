@@ -1,14 +1,16 @@
-"""Chains as tensors with one batch dim, and the log-values of some pairs of their states."""
+"""Chains as tensors with one batch dim, values of some pairs of their states, steps in lengths."""
 
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Generic, TypeAlias, TypeVar
+from typing import Any, Generic, TypeAlias, TypeVar
 
 import torch
 from torch import Tensor
 
+from rdpgraph._core.cache import remembered
 from rdpgraph._core.types import Lengths, Unary
+from rdpgraph.logspace.logmatrix import finite
 from rdpgraph.model.potentials.lowrank import LowRank, rows_of
 from rdpgraph.model.potentials.operators import PairOperator
 from rdpgraph.model.potentials.potential import Potential
@@ -28,37 +30,27 @@ class Parts(Generic[Link]):
     lengths: Lengths  # (B,) int64, 0 to T
 
     @staticmethod
-    def of(unary: Tensor, given: Tensor | Potential, lengths: Tensor) -> "ChainTensors":
-        """Flatten (*batch, T, N), a transition that broadcasts to that batch, and lengths (B,)."""
-        *batch, total, states = unary.shape
-        transition = flattened(table_of(given), batch)
-        if len(batch) != 1:
-            unary = unary.reshape([math.prod(batch), total, states])
-        if unary.dtype != transition.dtype:
-            dtype = torch.promote_types(unary.dtype, transition.dtype)
-            unary, transition = unary.to(dtype), transition.to(dtype)
-        return Parts(unary, transition, lengths)
+    def of(unary: Tensor, link: Any, lengths: Tensor) -> "Parts[Any]":
+        """Flatten (*batch, T, N) and a transition that broadcasts to that batch; lengths are (B,).
 
-    @staticmethod
-    def of_potential(
-        unary: Tensor, given: LowRank | PairOperator, lengths: Tensor
-    ) -> "Parts[LowRank | PairOperator]":
-        """Flatten (*batch, T, N), and take parameters and potentials to one type."""
+        Parameters and potentials are taken to one type.
+        """
         *batch, total, states = unary.shape
-        dtype = torch.promote_types(unary.dtype, given.dtype)
-        flat = unary.reshape([math.prod(batch), total, states]).to(dtype)
-        lead = given.lead(2)
+        dtype = torch.promote_types(unary.dtype, link.dtype)
+        if len(batch) != 1 or unary.dtype != dtype:
+            unary = unary.reshape([math.prod(batch), total, states]).to(dtype)
 
         def side(values: Tensor) -> Tensor:
-            ends = values.shape[values.ndim - 2 :]
-            if not lead or values.ndim == 2:
-                return values.to(dtype)
-            if math.prod(values.shape[:-2]) == 1:
-                return values.reshape(ends).to(dtype)
-            each = values.expand(*values.shape[:-3], total - 1, *ends)
-            return flattened(each, batch).to(dtype)
+            if values.ndim > 2 and not isinstance(link, Tensor):
+                # One for all steps of all items, or one for each step.
+                ends = values.shape[-2:]
+                if math.prod(values.shape[:-2]) == 1:
+                    return values.reshape(ends).to(dtype)
+                values = values.expand(*values.shape[:-3], total - 1, *ends)
+            return flattened(values, batch).to(dtype)
 
-        return Parts(flat, given.replaced([*map(side, given.tensors)]), lengths)
+        sides = [*map(side, sides_of(link))]
+        return Parts(unary, replaced(link, sides), lengths)
 
     def double(self) -> "Parts[Tensor | LowRank | PairOperator]":
         """The same in float64."""
@@ -142,3 +134,45 @@ def _places(side: Tensor, states: Tensor, first: int = 0) -> tuple[Tensor | int,
     items = torch.arange(batch, device=states.device).unsqueeze(1) if len(side) != 1 else 0
     numbers = torch.arange(first, first + steps, device=states.device)
     return items, numbers.clamp(max=side.shape[1] - 1)  # one for all steps of an item
+
+
+# ---- steps within lengths ----
+
+
+def inside(lengths: Tensor, total: int) -> Tensor:
+    """(*batch, T): whether a step is within the length."""
+    return torch.arange(total, device=lengths.device) < lengths.unsqueeze(-1)
+
+
+@remembered(64)
+def _full(count: int, length: int, device: torch.device) -> Tensor:
+    return torch.full((count,), length, device=device)
+
+
+def flat_lengths(lengths: Tensor | None, shape: Sequence[int], like: Tensor) -> Tensor:
+    """(B,) lengths from (*batch,), for shape (*batch, T); default: all T."""
+    if lengths is not None:
+        return lengths.reshape(-1)
+    return _full(math.prod(shape[:-1]), shape[-1], like.device)
+
+
+def masked(unary: Tensor, lengths: Tensor) -> Tensor:
+    """Unary potentials (*batch, T, N), zero beyond the lengths (*batch,)."""
+    return torch.where(inside(lengths, unary.shape[-2]).unsqueeze(-1), unary, 0.0)
+
+
+def held(values: Tensor, lengths: Tensor, *, best: bool) -> Tensor:
+    """Marginals or max-marginals (*batch, T, states), with state 0 certain beyond the lengths."""
+    if not values.shape[-2]:
+        return values
+    sure = torch.ones_like(lengths, dtype=values.dtype)
+    if best:
+        sure = torch.where(lengths > 0, values.amax((-2, -1)), 0.0)
+    first = torch.arange(values.shape[-1], device=values.device) == 0
+    only = torch.where(first, sure.reshape([*lengths.shape, 1, 1]), -math.inf if best else 0.0)
+    return torch.where(inside(lengths, values.shape[-2]).unsqueeze(-1), values, only)
+
+
+def peak(logs: Tensor, dims: tuple[int, ...]) -> Tensor:
+    """The maxima over some dims, kept at size 1; 0 where all is -inf."""
+    return finite(logs.amax(dims, keepdim=True))

@@ -22,8 +22,7 @@ from rdpgraph._core.types import Lengths, Paths, Unary
 from rdpgraph.logspace.gradients import possible_alone
 from rdpgraph.model.potentials.operators import Monarch
 from rdpgraph.structures.chain import recursion, rules
-from rdpgraph.structures.chain.factors import inside
-from rdpgraph.structures.chain.parts import AnyChain, between, columns
+from rdpgraph.structures.chain.parts import AnyChain, between, columns, inside
 from rdpgraph.structures.draws import checked_temperature, gumbel
 
 

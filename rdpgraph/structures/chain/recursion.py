@@ -12,8 +12,15 @@ from rdpgraph._core.types import LogZ, Unary
 from rdpgraph.logspace.logmatrix import finite, soft_sum
 from rdpgraph.model.potentials.lowrank import LowRank
 from rdpgraph.structures.chain import rules
-from rdpgraph.structures.chain.factors import inside, masked, peak
-from rdpgraph.structures.chain.parts import AnyChain, Parts, replaced, sides_of
+from rdpgraph.structures.chain.parts import (
+    AnyChain,
+    Parts,
+    inside,
+    masked,
+    peak,
+    replaced,
+    sides_of,
+)
 
 
 @dataclass(frozen=True, eq=False)

@@ -17,7 +17,7 @@ from rdpgraph.interface.structure import Match
 from rdpgraph.logspace.logmatrix import soft_sum
 from rdpgraph.model.graph import FactorGraph
 from rdpgraph.model.potentials.table import as_states, checked_log_values, settle, taken
-from rdpgraph.structures.chain.factors import flat_lengths, held, inside
+from rdpgraph.structures.chain.parts import flat_lengths, held, inside
 from rdpgraph.structures.checks import settle_lengths
 from rdpgraph.structures.draws import checked_best
 from rdpgraph.structures.structure_potential import recognised_factor, structure_graph

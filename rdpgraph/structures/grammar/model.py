@@ -33,7 +33,7 @@ from rdpgraph.model.restriction import gathered
 from rdpgraph.model.soundness import require_possible
 from rdpgraph.recurrences.bound import Bound
 from rdpgraph.recurrences.declaration import Declared
-from rdpgraph.structures.chain.factors import flat_lengths, inside
+from rdpgraph.structures.chain.parts import flat_lengths, inside
 from rdpgraph.structures.checks import settle_lengths
 from rdpgraph.structures.grammar.kept import RestrictedHypertree
 from rdpgraph.structures.grammar.masks import HypertreeMasks

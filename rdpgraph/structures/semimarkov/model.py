@@ -25,8 +25,14 @@ from rdpgraph.recurrences.bound import Bound
 from rdpgraph.recurrences.declaration import Declared
 from rdpgraph.recurrences.restriction import UNARY
 from rdpgraph.structures.chain.constructors import checked_transition
-from rdpgraph.structures.chain.factors import flat_lengths, held
-from rdpgraph.structures.chain.parts import ChainTensors, Parts, flattened, table_of
+from rdpgraph.structures.chain.parts import (
+    ChainTensors,
+    Parts,
+    flat_lengths,
+    flattened,
+    held,
+    table_of,
+)
 from rdpgraph.structures.checks import settle_lengths
 from rdpgraph.structures.draws import checked_best, checked_count, require_generator
 from rdpgraph.structures.recurrence import Recurrence
@@ -82,7 +88,24 @@ class SemiMarkov(Recurrence):
 
     def __post_init__(self) -> None:
         settle(self, "unary", "transition", whole=("lengths",))
-        checked_fields(self.unary, self.transition)
+        segments, transition = self.unary, self.transition
+        checked_log_values("SemiMarkov's segments", segments)
+        if segments.ndim < 3 or min(segments.shape[-2:]) < 1:
+            raise ModelError(
+                "SemiMarkov needs segments (*batch, T, D, N) with D and N >= 1; got "
+                f"{tuple(segments.shape)}."
+            )
+        checked_transition(transition, segments[..., 0, :], owner="SemiMarkov")
+        if isinstance(transition, LowRank) and len(transition.shape) > 2:
+            raise ModelError(
+                f"SemiMarkov takes a LowRank transition for all positions, "
+                f"{transition.shape[-2:]}; got {transition.shape}: give its table(2)."
+            )
+        if segments.dtype != transition.dtype:
+            raise ModelError(
+                "SemiMarkov needs segments and transition of one type; got "
+                f"{segments.dtype} and {transition.dtype}."
+            )
         settle_lengths(self, lengths=self.unary.shape[-3])
 
     @classmethod
@@ -198,14 +221,7 @@ class SemiMarkov(Recurrence):
         Differentiable as `marginals`. A position's probabilities sum to one up to the length, and
         are 0 beyond.
         """
-        marginals = self.marginals()
-        steps, durations = marginals.shape[-3:-1]
-        longer = marginals.flip(-2).cumsum(-2).flip(-2)
-        total = marginals.new_zeros(*marginals.shape[:-2], marginals.shape[-1])
-        for later in range(min(durations, steps)):
-            part = longer[..., later:, later, :]
-            total = total + pad(part, (0, 0, 0, later))
-        return total
+        return scoring.over_positions(self.marginals(), best=False).sum(-2)
 
     def _compared(self, other: Recurrence) -> tuple[Bound, Bound]:
         if isinstance(other, SemiMarkov):
@@ -323,12 +339,7 @@ class SemiMarkov(Recurrence):
 
     def variable_values(self, values: Tensor, *, best: bool) -> Tensor:
         """(*batch, T, D N) values of ages and labels, summed over longer segments."""
-        passed = [values[..., -1, :]]
-        for age in range(values.shape[-2] - 2, -1, -1):
-            later = pad(passed[-1][..., 1:, :], (0, 0, 0, 1), value=-math.inf if best else 0.0)
-            here = values[..., age, :]
-            passed.append(torch.maximum(here, later) if best else here + later)
-        states = torch.stack(passed[::-1], -2).flatten(-2)
+        states = scoring.over_positions(values, best=best).flatten(-2)
         return states if self.lengths is None else held(states, self.lengths, best=best)
 
     def states(self, segmentation: Segmentation) -> Tensor:
@@ -368,24 +379,3 @@ class SemiMarkov(Recurrence):
             return None
         segments, lengths = self._positions()
         return Parts(segments[..., 0, :], self._table, lengths)
-
-
-def checked_fields(segments: Tensor, transition: Tensor | Potential) -> None:
-    """Check segments (*batch, T, D, N) and their transition."""
-    checked_log_values("SemiMarkov's segments", segments)
-    if segments.ndim < 3 or min(segments.shape[-2:]) < 1:
-        raise ModelError(
-            "SemiMarkov needs segments (*batch, T, D, N) with D and N >= 1; got "
-            f"{tuple(segments.shape)}."
-        )
-    checked_transition(transition, segments[..., 0, :], owner="SemiMarkov")
-    if isinstance(transition, LowRank) and len(transition.shape) > 2:
-        raise ModelError(
-            f"SemiMarkov takes a LowRank transition for all positions, {transition.shape[-2:]}; "
-            f"got {transition.shape}: give its table(2)."
-        )
-    if segments.dtype != transition.dtype:
-        raise ModelError(
-            "SemiMarkov needs segments and transition of one type; got "
-            f"{segments.dtype} and {transition.dtype}."
-        )

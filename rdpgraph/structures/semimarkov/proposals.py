@@ -17,6 +17,7 @@ from rdpgraph.structures.chain.masks import LabelMasks
 from rdpgraph.structures.chain.parts import flattened, table_of
 from rdpgraph.structures.compact.bispans import each, matched
 from rdpgraph.structures.compact.masked import RuleForest, RuleMasked
+from rdpgraph.structures.semimarkov.scoring import over_positions
 
 
 @dataclass(frozen=True, eq=False)
@@ -207,12 +208,7 @@ class SemiMarkovMasks(LabelMasks):
     @cached_property
     def unary(self) -> Tensor:
         """(B, T, D, N) the potentials, -inf for segments that leave the sequence."""
-        steps, longest, _ = self.sites
-        unary = self.potentials
-        place = torch.arange(steps, device=unary.device)
-        real = torch.arange(longest, device=unary.device) <= place.unsqueeze(1)
-        inside = place < self.ends.unsqueeze(1)
-        return unary.masked_fill(~(real & inside.unsqueeze(2)).unsqueeze(3), -math.inf)
+        return unary(self.potentials, self.ends)
 
     @cached_property
     def best(self) -> Tensor:
@@ -220,16 +216,8 @@ class SemiMarkovMasks(LabelMasks):
 
         It is -inf where no segment with the label covers the step.
         """
-        steps, longest, _ = self.sites
-        size = torch.arange(1, longest + 1, device=self.unary.device).unsqueeze(1)
-        best = self.unary.new_full((len(self.unary), *self.questions), -math.inf)
-        if not best.numel() or not longest:
-            return best
-        longer = (self.unary / size).flip(2).cummax(2).values.flip(2)
-        for later in range(min(longest, steps)):
-            part = longer[:, later:, later]
-            best[:, : steps - later] = torch.maximum(best[:, : steps - later], part)
-        return best
+        size = torch.arange(1, self.sites[1] + 1, device=self.unary.device).unsqueeze(1)
+        return over_positions(self.unary / size, best=True).amax(2)
 
     def open(self) -> Tensor:
         """The labels of steps that have two or more."""

@@ -149,6 +149,19 @@ def site_states(segmentation: Segmentation, lengths: Tensor, durations: int) -> 
     return torch.where(here, segmentation.labels.unsqueeze(-1), -1)
 
 
+def over_positions(values: Tensor, *, best: bool) -> Tensor:
+    """(*batch, T, D, N) values of the age and the label at each position, from those of segments.
+
+    They are sums, or maxima, over the segments that have begun so many steps before.
+    """
+    passed = [values[..., -1, :]]
+    for age in range(values.shape[-2] - 2, -1, -1):
+        later = pad(passed[-1][..., 1:, :], (0, 0, 0, 1), value=-math.inf if best else 0.0)
+        here = values[..., age, :]
+        passed.append(torch.maximum(here, later) if best else here + later)
+    return torch.stack(passed[::-1], -2)
+
+
 def flat(segmentation: Segmentation, unary: Tensor, lengths: Tensor) -> Segmentation:
     """Segmentations (*lead, *batch, T) as (*lead, B, T), with zeros beyond the length.
 
