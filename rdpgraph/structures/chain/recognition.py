@@ -17,7 +17,7 @@ from rdpgraph.model.potentials.operators import Banded, PairOperator
 from rdpgraph.model.potentials.potential import Potential
 from rdpgraph.model.potentials.table import Table
 from rdpgraph.model.variable import VariableArray
-from rdpgraph.structures.chain.factors import inside
+from rdpgraph.structures.chain.parts import inside
 
 
 @dataclass(frozen=True, eq=False)
@@ -308,7 +308,7 @@ def _by_place(values: Tensor, where: Tensor, rows: int, dims: int, *, once: bool
 def lined_up(scopes: Sequence[Tensor], count: int, *, fewest: int) -> Tensor | None:
     """The variables along paths, (paths, length), if pairs make up paths; -1 beyond ends.
 
-    Linear in the pairs (F, 2), in any order and with repeats, and O(V log length) for the order.
+    Linear in the pairs (F, 2), which are in any order and may be repeated.
     None for a variable with three neighbours, a cycle, paths of which most are much shorter than
     the longest, or none of ``fewest`` variables; a variable without neighbours is a path. A path
     runs in the direction of its first pair if its ends agree on one, else from the smaller number;
@@ -320,61 +320,32 @@ def lined_up(scopes: Sequence[Tensor], count: int, *, fewest: int) -> Tensor | N
     highest = torch.full((count,), -1, device="cpu").scatter_reduce(0, near, far, "amax")
     if bool(((far != lowest[near]) & (far != highest[near])).any()):
         return None
-    variables = torch.arange(count, device="cpu")
-    alone = highest < 0
-    lowest, highest = torch.where(alone, variables, lowest), torch.where(alone, variables, highest)
-    single = lowest == highest
-    outer, paths = (single & ~alone).nonzero().flatten(), int(single.sum() + alone.sum()) // 2
-    if not len(outer):
+    # The neighbours of each variable: one twice at an end, none of a variable that is a path.
+    alone, variables = highest < 0, torch.arange(count, device="cpu")
+    sides = torch.where(alone, variables, torch.stack([lowest, highest])).T.tolist()
+    paths, last = list[list[int]](), [False] * count
+    for start, (one, other) in enumerate(sides):
+        if one != other or last[start]:
+            continue
+        path, here = [start], one
+        while here != path[-1]:
+            before, (one, other) = path[-1], sides[here]
+            path.append(here)
+            here = here if one == other else other if one == before else one
+        last[path[-1]] = True
+        paths.append(path)
+    length = max(map(len, paths), default=0)
+    # What is in no path is in a cycle.
+    if sum(map(len, paths)) < count or length < fewest:
         return None
-    # Other paths have two variables at least, or one.
-    joined = count - int(alone.sum())
-    longest = joined - len(outer) + 2
-    last, hops = _walked(lowest, highest, single, 2 * joined // len(outer), longest)
-    if not bool(single[last].all()):
+    if len(paths) * length > tuning.MOST_PADDED * count:
         return None
-    hops = torch.where(alone, 0, hops)
-    length = int(hops[0][outer].amax()) + 1
-    if length < fewest or paths * length > tuning.MOST_PADDED * count:
-        return None
-    # Both ways out of a variable lead to the ends of its path.
-    heads = torch.zeros(count, dtype=torch.bool, device="cpu")
+    # The number of a variable is its rank, after all that come first in some pair.
+    rank = variables + count
     for scope in scopes:
-        heads[scope[:, 0]] = True
-    rank = variables + count * ~heads
-    ahead = rank[last[0]] < rank[last[1]]
-    start = torch.where(ahead, last[0], last[1])
-    place = torch.where(ahead, hops[0], hops[1])
-    begins = single & (start == variables)
-    row = begins.long().cumsum(0) - 1
-    result = torch.full((paths, length), -1, device="cpu")
-    result[row[start], place] = variables
-    return result
-
-
-def _walked(
-    lowest: Tensor, highest: Tensor, single: Tensor, mean: int, longest: int
-) -> tuple[Tensor, Tensor]:
-    """The ends of the walks from each variable, and their numbers of steps, each (2, V).
-
-    Walk 0 starts to the smaller neighbour, walk 1 to the larger; walk 1 of an end stays there. By
-    doubling: after r rounds a walk has made 2^r steps or reached an end. The longest path has at
-    least ``mean`` variables, and at most ``longest``.
-    """
-    count = len(lowest)
-    variables = torch.arange(count, device="cpu")
-    # A state of a walk is way * V + variable: at that variable, about to leave in that way.
-    following = torch.stack([lowest, highest])
-    came_from_lowest = lowest[following] == variables
-    way = torch.where(came_from_lowest, 1, 0)
-    jump = way * count + following
-    jump = torch.where(single[following], count + following, jump).reshape(-1)
-    stays = torch.cat([torch.zeros(count, dtype=torch.bool, device="cpu"), single])
-    jump = torch.where(stays, torch.arange(2 * count, device="cpu"), jump)
-    hops = (~stays).long()
-    for rounds in range(max(longest - 1, 1).bit_length()):
-        if rounds >= (mean - 1).bit_length() and bool(stays[jump].all()):
-            break
-        hops = hops + hops.index_select(0, jump)
-        jump = jump.index_select(0, jump)
-    return (jump % count).reshape(2, count), hops.reshape(2, count)
+        rank[scope[:, 0]] = scope[:, 0]
+    for path in paths:
+        if rank[path[0]] > rank[path[-1]]:
+            path.reverse()
+    rows = [path + [-1] * (length - len(path)) for path in sorted(paths)]
+    return torch.tensor(rows, device="cpu")
