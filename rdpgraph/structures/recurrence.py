@@ -4,7 +4,7 @@ import functools
 import itertools
 import math
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from inspect import get_annotations
 from typing import TYPE_CHECKING, Any, ClassVar, Self
 
@@ -572,11 +572,11 @@ class RestrictedRecurrence(Recurrence):
             given[SAME] = same.log()
         return given
 
-    def restrict(self, states: Tensor, log_weights: Tensor) -> "RestrictedRecurrence":
+    def restrict(self, states: Tensor, log_weights: Tensor) -> Self:
         """The recurrence on some of the states kept."""
         unary = gathered(self.name, self.unary, states, log_weights, sites=self._dims)
         kept = self.states.expand(*states.shape[:-1], -1).gather(-1, states)
-        return RestrictedRecurrence(unary, kept, self.original)
+        return replace(self, unary=unary, states=kept)
 
 
 @functools.lru_cache(maxsize=256)

@@ -16,8 +16,15 @@ from rdpgraph.interface.structure import is_tracked
 from rdpgraph.logspace.gradients import by_autograd, expectations
 from rdpgraph.model.potentials.table import checked_log_values, settle, taken
 from rdpgraph.recurrences.declaration import Declared, Input, Lengths
-from rdpgraph.structures.bitext.emission import ORDERS, Boxes, StretchScores
-from rdpgraph.structures.bitext.mixed_rules import AROUND, PARTIAL, Listed, Nodes
+from rdpgraph.structures.bitext.mixed_rules import (
+    AROUND,
+    ORDERS,
+    PARTIAL,
+    Boxes,
+    Listed,
+    Nodes,
+    StretchScores,
+)
 from rdpgraph.structures.bitext.model import SentencePairs
 from rdpgraph.structures.checks import settle_lengths
 from rdpgraph.structures.compact.bispans import Bispans

@@ -98,37 +98,11 @@ class FreeSteps:
 
 
 @dataclass(frozen=True, eq=False)
-class TransitionValues:
-    """Log-values of the transitions of a chain, looked up in doubles, without gradients."""
-
-    given: Tensor | Potential  # (N, N), (*batch, T - 1, N, N), or a potential of such a shape
-    batch_shape: tuple[int, ...]  # of the chain
-
-    @cached_property
-    def table(self) -> Potential | Tensor:
-        """A potential shared by all steps, or (1 or B, T - 1, N, N) log-values."""
-        given = self.given
-        if isinstance(given, Potential) and len(given.shape) == 2:
-            return given
-        table = table_of(given).detach()
-        return Table.from_logs(table) if table.ndim == 2 else flattened(table, self.batch_shape)
-
-    def __call__(self, item: Tensor, step: Tensor, before: Tensor, after: Tensor) -> Tensor:
-        """(n, A, B) of states (n, A) at steps (n,) of items, and states (n, B) at the next."""
-        table = self.table
-        if isinstance(table, Potential):
-            return table.evaluate([before, after]).double()
-        item = item % len(table)
-        pair = before.unsqueeze(2), after.unsqueeze(1)
-        return table[item[:, None, None], step[:, None, None], *pair].double()
-
-
-@dataclass(frozen=True, eq=False)
 class LabelMasks(StructureMasks):
     """Questions about the labels of the steps of a sequence."""
 
     model: Structure
-    transition: Tensor | Potential
+    transition: Tensor | Potential  # (N, N), (*batch, T - 1, N, N), or a potential of such a shape
     lengths: Tensor | None
 
     @property
@@ -141,9 +115,22 @@ class LabelMasks(StructureMasks):
         return self.flat_lengths(self.lengths, self.sites[0])
 
     @cached_property
-    def values(self) -> TransitionValues:
-        """The log-values of transitions."""
-        return TransitionValues(self.transition, self.batch_shape)
+    def table(self) -> Potential | Tensor:
+        """A potential shared by all steps, or (1 or B, T - 1, N, N) log-values."""
+        given = self.transition
+        if isinstance(given, Potential) and len(given.shape) == 2:
+            return given
+        table = table_of(given).detach()
+        return Table.from_logs(table) if table.ndim == 2 else flattened(table, self.batch_shape)
+
+    def values(self, item: Tensor, step: Tensor, before: Tensor, after: Tensor) -> Tensor:
+        """(n, A, B) log-values in doubles from states (n, A) at steps (n,) of items to the next."""
+        table = self.table
+        if isinstance(table, Potential):
+            return table.evaluate([before, after]).double()
+        item = item % len(table)
+        pair = before.unsqueeze(2), after.unsqueeze(1)
+        return table[item[:, None, None], step[:, None, None], *pair].double()
 
     def left(self, possible: Tensor, required: Tensor, forbidden: Tensor) -> Tensor:
         """(I, T, N) bool: the labels that a mask leaves of the possible ones, (B, T, N)."""

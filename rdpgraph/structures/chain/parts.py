@@ -41,7 +41,9 @@ class Parts(Generic[Link]):
             unary = unary.reshape([math.prod(batch), total, states]).to(dtype)
 
         def side(values: Tensor) -> Tensor:
-            if values.ndim > 2 and not isinstance(link, Tensor):
+            if not isinstance(link, Tensor):
+                if not link.lead(2) or values.ndim == 2:
+                    return values.to(dtype)
                 # One for all steps of all items, or one for each step.
                 ends = values.shape[-2:]
                 if math.prod(values.shape[:-2]) == 1:

@@ -30,7 +30,6 @@ those after it; the rows of c are still those of the blocks as they were given.
 import functools
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -183,60 +182,27 @@ def _bound_blocks(parts: AnyChain, potential: Monarch) -> Bound:
 
 
 def _bound_bands(parts: AnyChain, potential: Banded, *, maxima: bool, alike: bool) -> Bound:
-    own = _band_parameters(potential, maxima=maxima, alike=alike)
-    given: dict[str, Tensor | None] = dict(zip(_PARTS, own.parts, strict=False))
-    if own.sources is not None:
-        given["sources"] = own.sources
-    if own.is_partial:
-        given["absent"] = parts.unary.new_full(parts.unary.shape[2:], -math.inf)
-    program = _bands(own.offsets, own.kinds)
-    given |= {"unary": parts.unary, _LENGTHS: _ends(parts)}
-    return Bound(program, given, checked=True)
-
-
-@dataclass(frozen=True, eq=False)
-class _BandParameters:
-    """The parameters of bands as their rules read them."""
-
-    potential: Banded
-    parts: Sequence[Tensor]  # those that are the same for all states without their dim of states
-    each: Sequence[bool]  # for each parameter, whether every step has its own
-    alike: Sequence[bool]  # and whether it is the same for all states
-    sources: Tensor | None  # (N, D) states before each one; None where rules are written out
-
-    @property
-    def offsets(self) -> tuple[int, ...] | None:
-        """Those that rules are written out for; None where states are looked up."""
-        return self.potential.offsets if self.sources is None else None
-
-    @property
-    def kinds(self) -> tuple[tuple[str, bool, bool], ...]:
-        """What `_bands` is told of each part."""
-        return tuple(zip(_PARTS, self.each, self.alike, strict=False))
-
-    @property
-    def is_partial(self) -> bool:
-        """Whether there may be states that no offset leads to."""
-        return len(self.parts) == 1 and self.sources is None
-
-
-def _band_parameters(potential: Banded, *, maxima: bool, alike: bool) -> _BandParameters:
-    tensors, sources = potential.tensors, None
+    tensors, offsets, sources = potential.tensors, potential.offsets, None
     if maxima and potential.rest is not None:
         tensors = (potential.largest, *tensors[1:])
-    if len(potential.offsets) > tuning.MOST_OFFSETS:
+    if len(offsets) > tuning.MOST_OFFSETS:
         # Values that lead to each state, and -inf where there is no state before.
         tensors = (potential.replaced(tensors).turned().log_values, *tensors[1:])
         states = torch.arange(potential.shape[-1], device=potential.device).unsqueeze(1)
-        sources = states - torch.tensor(potential.offsets, device=potential.device)
-        sources = sources.clamp(0, len(states) - 1)
-    # A part that is the same for all states is read once a step; one with a gradient has an entry
-    # for each state.
+        sources = states - torch.tensor(offsets, device=potential.device)
+        sources, offsets = sources.clamp(0, len(states) - 1), None
+    # A part that is the same for all states is read once a step, without their dim; one with a
+    # gradient has an entry for each state.
     same = [alike and part.stride(-2) == 0 and not part.requires_grad for part in tensors]
-    pairs = zip(tensors, same, strict=True)
-    parts = [part.select(-2, 0) if one else part for part, one in pairs]
-    each = [part.ndim > 2 for part in tensors]
-    return _BandParameters(potential, parts, each, same, sources)
+    named = [*zip(_PARTS, tensors, same, strict=False)]
+    given = {name: part.select(-2, 0) if one else part for name, part, one in named}
+    if sources is not None:
+        given["sources"] = sources
+    elif len(tensors) == 1:  # there may be states that no offset leads to
+        given["absent"] = parts.unary.new_full(parts.unary.shape[2:], -math.inf)
+    program = _bands(offsets, tuple((name, part.ndim > 2, one) for name, part, one in named))
+    given = {**given, "unary": parts.unary, _LENGTHS: _ends(parts)}
+    return Bound(program, given, checked=True)
 
 
 @remembered(64)

@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, Literal
 
 import torch
@@ -10,7 +10,6 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from rdpgraph._core.cache import remembered
-from rdpgraph.model.restriction import gathered
 from rdpgraph.recurrences.bound import Bound
 from rdpgraph.recurrences.declaration import Declared
 from rdpgraph.structures.grammar.rules import FactorisedRules, LowRankRules, NoRules
@@ -98,12 +97,6 @@ class RestrictedHypertree(RestrictedRecurrence):
         joint = rules.evaluate(whole, flat[:, :, first, middle], flat[:, :, middle + 1, last])
         joint = joint.transpose(0, 1).reshape(*lead, len(first), kept, kept, kept)
         return {"joint": joint.to(self.unary), "split": split}
-
-    def restrict(self, states: Tensor, log_weights: Tensor) -> "RestrictedHypertree":
-        """The hypertree on some of the states kept."""
-        unary = gathered(self.name, self.unary, states, log_weights, sites=2)
-        kept = self.states.expand(*states.shape[:-1], -1).gather(-1, states)
-        return replace(self, unary=unary, states=kept)
 
 
 def _ways(total: int, device: torch.device) -> tuple[Tensor, Tensor]:
