@@ -6,10 +6,22 @@ from torch import Tensor
 
 from rdpgraph._core.shards import LocalPart
 from rdpgraph.errors import UnsupportedError
-from rdpgraph.recurrences.interpreter import Run
-from rdpgraph.recurrences.lists import fill_by_cells
+from rdpgraph.recurrences.interpreter import Links, Run
+from rdpgraph.recurrences.lists import ListedRun
 from rdpgraph.recurrences.program import Program
 from rdpgraph.recurrences.semirings import Semiring
+
+
+def run_of(
+    program: Program, inputs: Mapping[str, Tensor], lengths: Mapping[str, Tensor | int],
+    sizes: Mapping[str, int], semiring: Semiring, parts: Mapping[str, LocalPart] | None = None,
+    links: Links | None = None,
+) -> Run:  # fmt: skip
+    """All tables of a program, as far as its goals need them; arguments are those of `Run`."""
+    kind = ListedRun if program.is_listed else Run
+    run = kind(program, inputs, lengths, sizes, semiring, parts, links)
+    run.fill()
+    return run
 
 
 def evaluate(
@@ -31,14 +43,4 @@ def evaluate(
             f"{program.name} reads tables at places that are data, for which no input may be split "
             f"between processes; got a DTensor of {next(iter(parts))}: take its full_tensor()."
         )
-    run = Run(program, inputs, lengths, sizes, semiring, parts or {})
-    fill(run)
-    return run.goal()
-
-
-def fill(run: Run) -> None:
-    """Compute all tables of a run, as far as its goals need them."""
-    if run.program.is_listed:
-        fill_by_cells(run)
-    else:
-        run.fill()
+    return run_of(program, inputs, lengths, sizes, semiring, parts).goal()

@@ -10,10 +10,11 @@ Which places a step reads depends on the sizes alone, so it is worked out once f
 sizes (`Layout`) and kept.
 """
 
+import copy
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
-from typing import Any, NamedTuple, Protocol
+from dataclasses import dataclass, field, replace
+from typing import Any, NamedTuple, Protocol, Self
 
 import numpy as np
 import torch
@@ -81,6 +82,8 @@ class RuleStep:
         cell: what is read of a table, if the rule is one of one cell that reads one other; else
             None.
         plan: how the factors are multiplied; None until they are.
+        plans: how all factors but one are, where derivations have asked.
+        over: what is summed over, and how many values each has; None until they ask.
     """
 
     rule: int
@@ -92,6 +95,8 @@ class RuleStep:
     pad: list[int] | None
     cell: _TableRead | None = None
     plan: list[ProductStep] | None = None
+    plans: dict[int, list[ProductStep]] = field(default_factory=dict[int, list[ProductStep]])
+    over: dict[str, int] | None = None
 
 
 @dataclass(frozen=True, eq=False)
@@ -387,6 +392,25 @@ class _InputSteps:
         return replace(self.like, values=self._each[step], series=series)
 
 
+@dataclass(frozen=True, eq=False)
+class CellBlock:
+    """Cells of one table that are computed together.
+
+    Attributes:
+        names, sizes: of the dims of their values, after the items: places and labels.
+        terms: the rules that add something to them, each with what it reads.
+        key: tells blocks of a run apart.
+        rows: which of the table's rows they are, (steps * places,).
+    """
+
+    table: str
+    names: tuple[str, ...]
+    sizes: tuple[int, ...]
+    terms: Sequence[Any]
+    key: Any
+    rows: "range | Tensor"
+
+
 class Run:
     """One evaluation: the steps of all tables, as far as they are computed."""
 
@@ -407,6 +431,7 @@ class Run:
             links: computes cells that are links of others, where it can.
         """
         self.parts = parts or {}
+        self.given = program
         program = program if program.is_listed else with_links(program)
         self.program, self.semiring, self.sizes = program, semiring, sizes
         self.layout = _layout(program, tuple(sorted(sizes.items())))
@@ -420,6 +445,7 @@ class Run:
         like = torch.zeros((), device="cpu") if some is None else some.detach()
         self.like = like if semiring.wide is None else like.new_zeros((), dtype=semiring.wide)
         self.products, self.links = NamedProducts(semiring), links
+        self.tables: dict[str, Tensor] = {}  # those that are all there; see `reading`
         self.pools: dict[str, tuple[int, int, Tensor]] = {}
         self.gathered: dict[tuple[int, int], NamedTensor | _InputSteps] = {}
         self.done: dict[str, dict[int, Any]] = {table.name: {} for table in program.tables}
@@ -449,7 +475,7 @@ class Run:
     def fill(self) -> None:
         """Compute all steps of all tables, and of the goals those that items need.
 
-        Places are no data: see `evaluation.fill`.
+        Places are no data: see `lists.ListedRun`.
         """
         wanted = self.wanted_steps()
         tables = [
@@ -475,6 +501,10 @@ class Run:
 
     def values(self, table: str, step: int) -> Tensor:
         """(items, *places, *labels) of a table in a step that was computed."""
+        if table in self.tables:
+            shape = self.layout.shapes[table]
+            values = self.tables[table].narrow(1, step * shape.cells, shape.cells)
+            return values.view(len(values), *shape.sizes)
         values = self.done[table][step]
         if self.links is not None and type(values) is not Tensor:
             values = self.done[table][step] = self.links.logs(values)
@@ -491,6 +521,72 @@ class Run:
         if term.mask is not None or term.counted or not factors:
             factors = self._masked(term, factors)
         return factors
+
+    # ---- tables that are all there ----
+
+    def finished(self) -> dict[str, Tensor]:
+        """(items, rows, *labels) of each table, step after step; what no goal needs is absent."""
+        found: dict[str, Tensor] = {}
+        for name, shape in self.layout.shapes.items():
+            size = self.items, shape.cells, *shape.labels.values()
+            none = self.like.new_full(size, self.semiring.zero)
+            steps = [
+                self.values(name, step).reshape(size) if step in self.done[name] else none
+                for step in range(shape.steps)
+            ]
+            found[name] = torch.cat(steps, 1) if steps else none[:, :0]
+        return found
+
+    def reading(self, tables: dict[str, Tensor], inputs: dict[str, Tensor]) -> Self:
+        """This run on other inputs and on tables that are all there, as from `finished`.
+
+        It is of the program as it was given, without tables for links.
+        """
+        other = copy.copy(self)
+        other.tables, other.inputs, other.program = tables, inputs, self.given
+        other.layout = _layout(self.given, tuple(sorted(self.sizes.items())))
+        other.gathered, other.links = {}, None
+        return other
+
+    def homes(self, table: str, rows: Tensor) -> tuple[Tensor, Tensor]:
+        """The keys of the blocks that have some rows of a table, and their places there."""
+        cells = self.layout.shapes[table].cells
+        return (rows, rows * 0) if cells == 1 else (rows // cells, rows % cells)
+
+    def blocks(self) -> "list[CellBlock]":
+        """What was computed together, in the order of computation."""
+        return [
+            CellBlock(
+                name, shape.names, shape.sizes, self.layout.terms_at(name, step), step,
+                range(step * shape.cells, (step + 1) * shape.cells),
+            )
+            for step in range(self.layout.steps)
+            for name, shape in self.layout.shapes.items()
+            if step in self.done[name]
+        ]  # fmt: skip
+
+    def reads(self, block: "CellBlock", term: Any) -> list[NamedTensor]:
+        """What a rule reads for the cells of a block, factor by factor."""
+        return [
+            self._input(term, k, block.key) if read is None else self._table(read)
+            for k, read in enumerate(term.reads)
+        ]
+
+    def conditions(self, term: Any) -> list[NamedTensor]:
+        """Where a rule holds, and 1 for each value of what only conditions have."""
+        found = [self._ones(term)] if term.counted else []
+        if term.mask is not None:
+            one, zero = (self.like.new_full((), x) for x in (self.semiring.one, self.semiring.zero))
+            mask = torch.where(term.mask.to(self.like.device), one, zero).unsqueeze(0)
+            found.append(NamedTensor(mask, tuple(term.box)))
+        return found
+
+    def _ones(self, term: RuleStep) -> NamedTensor:
+        """1 for each value of what only conditions have."""
+        sizes = [term.box[name][1] - term.box[name][0] for name in term.counted]
+        return NamedTensor(self.like.new_full((1, *sizes), self.semiring.one), term.counted)
+
+    # ---- rules ----
 
     def plan(self, term: RuleStep, factors: list[NamedTensor]) -> list[ProductStep]:
         """How the factors are multiplied."""
@@ -517,9 +613,7 @@ class Run:
     def _masked(self, term: RuleStep, factors: list[NamedTensor]) -> list[NamedTensor]:
         """The factors, with nothing where the rule does not hold, and with all that is summed."""
         if term.counted or not factors:
-            sizes = [term.box[name][1] - term.box[name][0] for name in term.counted]
-            ones = self.like.new_full((1, *sizes), self.semiring.one)
-            factors = [*factors, NamedTensor(ones, term.counted)]
+            factors = [*factors, self._ones(term)]
         if term.mask is None:
             return factors
         places = tuple(term.box)
@@ -556,6 +650,8 @@ class Run:
         """(items, rows, *labels) the steps of a table that are read, one below the other."""
         name, low, high = read.table, read.low, read.high
         shape = self.layout.shapes[name]
+        if name in self.tables:
+            return self.tables[name].narrow(1, low * shape.cells, (high + 1 - low) * shape.cells)
         if low == high:
             return shape.in_rows(self.values(name, low))
         # Where one step more than before is read, it is put below what was put together.

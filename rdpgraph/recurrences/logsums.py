@@ -23,7 +23,7 @@ import torch
 from torch import Tensor
 
 from rdpgraph.logspace.gradients import is_transformed, regradient
-from rdpgraph.recurrences.evaluation import evaluate, fill
+from rdpgraph.recurrences.evaluation import evaluate, run_of
 from rdpgraph.recurrences.interpreter import RuleStep, Run
 from rdpgraph.recurrences.named_tensors import Join, NamedTensor
 from rdpgraph.recurrences.program import Program
@@ -494,10 +494,8 @@ def _sound_goal(
     dtypes = [x.dtype for x in inputs.values() if x.is_floating_point()]
     sums = Sums(functools.reduce(torch.promote_types, dtypes, torch.float32))
     with torch.set_grad_enabled(any(x.requires_grad for x in inputs.values())):
-        run = Run(
-            program, inputs, lengths, sizes, sums, links=LinkSeries(sums) if in_series else None
-        )
-        fill(run)
+        links = LinkSeries(sums) if in_series else None
+        run = run_of(program, inputs, lengths, sizes, sums, links=links)
         goal = run.goal().expand(run.items)
     return None if not sums.look() or bool(goal.isnan().any()) else goal
 

@@ -42,6 +42,14 @@ class NamedTensor:
         """The size of a dim."""
         return self.values.shape[1 + self.names.index(name)]
 
+    def narrow(self, name: str, start: int, length: int) -> "NamedTensor":
+        """A part of a dim, if the tensor has it; of all items where the name is empty."""
+        dim = 1 + self.names.index(name) if name in self.names else -1 if name else 0
+        if dim < 0 or self.values.shape[dim] == length or (not dim and len(self.values) == 1):
+            return self
+        values = self.values.narrow(dim, start, length)
+        return replace(self, values=values, fixed=False, series=None)
+
     def arranged(self, names: Sequence[str]) -> Tensor:
         """(items, *dims) in the order of some names, of size 1 where the tensor lacks one."""
         if self.names == names:

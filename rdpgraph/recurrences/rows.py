@@ -10,7 +10,7 @@ from torch.autograd import Function
 from rdpgraph.logspace.gradients import is_transformed, regradient
 from rdpgraph.logspace.logmatrix import finite
 from rdpgraph.recurrences import executor
-from rdpgraph.recurrences.evaluation import fill
+from rdpgraph.recurrences.evaluation import run_of
 from rdpgraph.recurrences.interpreter import Run
 from rdpgraph.recurrences.program import Program
 from rdpgraph.recurrences.semirings import LogSum, Max
@@ -67,14 +67,12 @@ def _run(
         array.name: x if array.whole else x.double()
         for array, x in zip(program.inputs, inputs, strict=True)
     }
-    run = Run(program, given, lengths, sizes, Max() if best else LogSum())
-    fill(run)
-    return run
+    return run_of(program, given, lengths, sizes, Max() if best else LogSum())
 
 
 def _stacked(run: Run, table: str) -> Tensor:
-    steps = run.done[table]
-    return torch.stack([steps[step].unsqueeze(1).flatten(1) for step in range(len(steps))], 1)
+    steps = range(len(run.done[table]))
+    return torch.stack([run.values(table, step).unsqueeze(1).flatten(1) for step in steps], 1)
 
 
 class _Rows(Function):
