@@ -276,6 +276,21 @@ def test_gradients_of_a_batch_are_those_of_contraction() -> None:
         torch.testing.assert_close(own, expected)
 
 
+@pytest.mark.parametrize("question", ["marginals", "mode", "sample", "bounds"])
+def test_the_gradient_of_log_z_is_there_after_answers_without(question: str) -> None:
+    table = torch.randn(3, 2, generator=seeded(), dtype=torch.float64, requires_grad=True)
+    a, b = rg.Variable("a", 3), rg.Variable("b", 2)
+    graph = rg.FactorGraph([rg.Factor((a, b), rg.Table(table)), rg.Factor((b,), rg.Or(1))])
+    posterior = rg.infer(graph.condition({a: [0, -1]}), scheduler=rg.Counting())
+    with torch.no_grad():
+        ask = getattr(posterior, question)
+        ask(2) if question == "sample" else ask()
+    (found,) = torch.autograd.grad(posterior.log_partition.sum(), table)
+    fresh = rg.infer(graph.condition({a: [0, -1]}), scheduler=rg.Contraction())
+    (expected,) = torch.autograd.grad(fresh.log_partition.sum(), table)
+    torch.testing.assert_close(found, expected)
+
+
 def test_second_derivatives_are_refused() -> None:
     def log_z(table: torch.Tensor) -> torch.Tensor:
         factor = rg.Factor((rg.Variable("x", 2), rg.Variable("y", 2)), rg.Table(table))

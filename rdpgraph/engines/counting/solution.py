@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from rdpgraph._core import effort, tuning
-from rdpgraph._core.cache import cached_property
+from rdpgraph._core.cache import cached_property, differentiable_property
 from rdpgraph.engines.counting.circuit import Circuit, CircuitLogSum, compiled, compiles
 from rdpgraph.engines.counting.counter import has_counter, log_count
 from rdpgraph.engines.counting.encoding import Encoding, encoded, place
@@ -60,8 +60,9 @@ class CountedSolution(Solution):
     def status(self) -> Status:
         return Status(method="counting", route="counting")
 
-    @cached_property
+    @differentiable_property
     def _encoding(self) -> Encoding:
+        """Clauses and log-weights, which have gradients unless these are off."""
         return encoded(self.network)
 
     @cached_property
