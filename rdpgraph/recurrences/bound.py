@@ -515,7 +515,9 @@ class Bound:
 
         By lazy lists of cells (Huang and Chiang 2005, algorithm 3). No derivation is there twice;
         two that use the same entries are two. Where an item has fewer, scores are -inf and uses
-        zero from its last one on.
+        zero from its last one on. They are found in the dtype of the inputs, so that of scores
+        that differ by less than its rounding either may be the last one, and are put in the order
+        of scores in float64.
 
         Args:
             count: how many derivations of each item.
@@ -539,7 +541,9 @@ class Bound:
         inputs = [*self._flat(self.given).values()]
         scores = executor.score_reads(inputs, reads, count, len(found))
         lacking = torch.arange(count, device=found.device).unsqueeze(1) >= found
-        return up, reads, self._batched(scores.masked_fill(lacking, -torch.inf), 1)
+        reads, scores = executor.in_order(reads, scores.masked_fill(lacking, -torch.inf))
+        logs = next(x for x in inputs if x.is_floating_point())
+        return up, reads, self._batched(scores.to(logs.dtype), 1)
 
     @torch.no_grad()
     def uses_of(

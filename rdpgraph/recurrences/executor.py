@@ -770,7 +770,7 @@ def count_uses(up: Upward | Derived, reads: Tensor, count: int) -> list[Tensor |
 
 
 def score_reads(inputs: Sequence[Tensor], reads: Tensor, count: int, items: int) -> Tensor:
-    """(count, items) the sums of the entries that derivations read, differentiable in the inputs.
+    """(count, items) the sums of the entries that derivations read, in float64; differentiable.
 
     Args:
         inputs: as they were given to `run_up`, or of other numbers.
@@ -779,14 +779,28 @@ def score_reads(inputs: Sequence[Tensor], reads: Tensor, count: int, items: int)
         items: how many there are.
     """
     logs = [x for x in inputs if x.is_floating_point()]
-    scores = logs[0].new_zeros(count * items)
+    scores = logs[0].new_zeros(count * items, dtype=torch.float64)
     for number, values in enumerate(inputs, 1):
         if values.is_floating_point():
             derivation, item, _, at = reads[reads[:, 2] == number].T
             place = item * values.shape[1:].numel() + at if len(values) > 1 else at
-            entries = values.reshape(-1).index_select(0, place)
+            entries = values.reshape(-1).index_select(0, place).double()
             scores = scores.index_add(0, derivation * items + item, entries)
     return scores.view(count, items)
+
+
+def in_order(reads: Tensor, scores: Tensor) -> tuple[Tensor, Tensor]:
+    """The best derivations in the order of their scores, which were rounded when they were found.
+
+    Args:
+        reads: from `best_derivations`.
+        scores: (count, items) those of `score_reads`, -inf where there is no derivation.
+    """
+    if not bool((scores[1:] > scores[:-1]).any()):
+        return reads, scores
+    order = scores.detach().argsort(dim=0, descending=True, stable=True)
+    ranks = order.argsort(dim=0)[reads[:, 0], reads[:, 1]]
+    return torch.cat([ranks.unsqueeze(1), reads[:, 1:]], 1), scores.gather(0, order)
 
 
 def _reads(run: _ExecutorState, many: int) -> Tensor:

@@ -402,10 +402,12 @@ class Recurrence(Structure):
     def k_best(self, k: int) -> KBestConfigurations:
         """The k best derivations, best first; the scores are differentiable.
 
+        Those of float32 are found in float32, and put in the order of their scores in float64.
+
         Raises:
             ModelError: k below 1.
         """
-        k, bound = checked_best(self.name, k, self.states_shape), self._bind(double=True)
+        k, bound = checked_best(self.name, k, self.states_shape), self._bind()
         if self._has_sites:
             states, scores = bound.k_best_states_of(UNARY, k)
         else:

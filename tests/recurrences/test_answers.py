@@ -237,6 +237,28 @@ def test_float32_keeps_the_entropies_and_maxima_of_many_steps(name, spread):
         close(found.double(), best[array], rtol=0, atol=least)
 
 
+@pytest.mark.parametrize("name", ["Chain", "Segments", "Trees"])
+def test_the_best_of_float32_are_in_order(name):
+    """Also those whose scores differ by less than numbers are rounded on the way up."""
+    g = torch.Generator().manual_seed(2)
+
+    def r(*shape):
+        return 1e-3 * torch.randn(*shape, generator=g) + 100 * torch.rand(1, generator=g)
+
+    recurrence = {
+        "Chain": lambda: written.Chain(r(2, 40, 3), r(3, 3), torch.tensor([40, 7])),
+        "Segments": lambda: written.Segments(r(2, 30, 3, 2), r(2, 2), torch.tensor([30, 8])),
+        "Trees": lambda: written.Trees(r(2, 9, 9, 2), r(2, 2, 2), torch.tensor([9, 5])),
+    }[name]()
+    uses, scores = recurrence.k_best(60)
+    exact = sum(
+        (count * recurrence.given[array].double()).flatten(2).sum(2)
+        for array, count in uses.items()
+    )
+    assert bool((exact.diff(dim=0) <= 1e-9).all())
+    close(scores.double(), exact, rtol=1e-7, atol=0)
+
+
 LARGER = {
     # Several splits, of one loop and of two, by fixed matrices and by gathered ones.
     "Brackets": lambda r, _: written.Brackets(r(2, 4, 3, 2), r(2, 2, 2), r(2, 2, 2)),

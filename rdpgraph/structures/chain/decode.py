@@ -50,13 +50,14 @@ def k_best(parts: AnyChain, k: int) -> tuple[Paths, Tensor]:
 
 def _k_best_states(parts: AnyChain, k: int) -> Tensor:
     """(k, B, T) states; -1 beyond the length, and where there are fewer."""
-    link, wide = parts.transition, parts.double()
+    link = parts.transition
     if isinstance(link, Tensor) or (isinstance(link, Banded | Monarch) and link.additive):
-        return states_of(parts, rules.bound(wide, maxima=True).best_states_of("unary", k))
+        return states_of(parts, rules.bound(parts, maxima=True).best_states_of("unary", k))
     if not parts.unary.numel():
         return torch.full((k, *parts.unary.shape[:2]), -1, device=parts.unary.device)
     # Each of the k best has max-marginals that are not below the k-th best score; and the largest
     # max-marginals of a step are scores of sequences that differ at that step.
+    wide = parts.double()
     best = max_marginals(wide)
     most = best.topk(min(k, best.shape[2]), 2).values
     bar = most[..., -1].amax(1) if best.shape[2] >= k else best.new_full((len(best),), -math.inf)

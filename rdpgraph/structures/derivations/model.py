@@ -310,7 +310,7 @@ class Derivations(Recurrence):
             ModelError: k below 1.
         """
         k = checked_best(self.name, k, self.states_shape)
-        uses, scores = self._bind(double=True).k_best(k)
+        uses, scores = self._bind().k_best(k)
         return KBestDerivations(uses[UNARY], scores.to(self.unary))
 
     @torch.no_grad()

@@ -260,7 +260,7 @@ class SemiMarkov(Recurrence):
             ModelError: k below 1.
         """
         k = checked_best(self.name, k, self.states_shape)
-        segments, scores = self._bind(double=True).k_best_entries_of(UNARY, k)
+        segments, scores = self._bind().k_best_entries_of(UNARY, k)
         return KBestSegmentations(self._segmentation(*segments, (k,)), scores.to(self.unary))
 
     def sample(  # pyright: ignore[reportIncompatibleMethodOverride]
