@@ -181,10 +181,14 @@ def counted(counter: Counter | None) -> Generator[None]:
 
 
 class Watch:
-    """Time limit of one piece of work, from now on."""
+    """Time limit of one piece of work, from now on.
 
-    def __init__(self, seconds: float = inf) -> None:
-        self.seconds, self._begin = seconds, now()
+    Work whose finished part says that it ends soon has ``most`` seconds, the same by default.
+    """
+
+    def __init__(self, seconds: float = inf, most: float | None = None) -> None:
+        self.seconds, self.most = seconds, seconds if most is None else most
+        self._begin = now()
 
     @property
     def spent(self) -> float:
@@ -194,7 +198,8 @@ class Watch:
     def look(self, done: Callable[[], float] | None = None) -> None:
         """Raise `BudgetError` once the seconds are over, or will be by far.
 
-        ``done`` gives the predicted part of the work that is finished.
+        ``done`` gives the predicted part of the work that is finished: what is nearly finished goes
+        on, as all of it would be lost.
         """
         if stopped():
             stop = _stop.get()
@@ -204,7 +209,8 @@ class Watch:
         if spent <= effort.EARLY * self.seconds:
             return
         whole = spent if done is None else spent / max(done(), effort.LEAST_DONE)
-        if spent > self.seconds or whole > effort.HOPELESS * self.seconds:
+        late = spent > self.seconds and (done is None or whole > self.most)
+        if late or whole > effort.HOPELESS * self.seconds:
             raise BudgetError(
                 f"Exact inference would take {whole:.3g} s, longer than predicted; "
                 f"{ways_out(whole, 'time', 'use an approximate method')}."

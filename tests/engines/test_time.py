@@ -2,6 +2,7 @@
 
 import math
 from dataclasses import replace
+from itertools import pairwise
 from types import SimpleNamespace
 
 import pytest
@@ -215,6 +216,26 @@ def test_a_pass_that_takes_longer_than_predicted_is_ended(watch):
     found = solution.log_partition()
     torch.testing.assert_close(found, brute_force(graph).log_partition.reshape(1))
     Watch().look()
+
+
+@pytest.mark.parametrize(("whole", "ends"), [(5.5, True), (7.5, True), (9.5, False)])
+def test_log_z_that_is_nearly_done_is_not_given_up(watch, whole, ends):
+    """A pass that is foreseen to end leaves no time for others, whose answers are worse."""
+    x = [rg.Variable(f"x{number}", 5) for number in range(21)]
+    random = torch.Generator().manual_seed(0)
+    pairs = [torch.randn(5, 5, generator=random, dtype=DOUBLE) for _ in x[1:]]
+    scopes = zip(pairwise(x), pairs, strict=True)
+    graph = rg.FactorGraph([rg.Factor(two, rg.Table(values)) for two, values in scopes])
+    solution = rg.Contraction(seconds=10.0).plan(graph)[1]()
+    watch.tick = whole / len(pairs)  # one look before each of the products, which are alike
+    if not ends:
+        with pytest.raises(BudgetError, match="longer than predicted"):
+            solution.log_partition()
+        return
+    expected = torch.zeros(5, dtype=DOUBLE)
+    for values in pairs:
+        expected = (expected.unsqueeze(1) + values).logsumexp(0)
+    torch.testing.assert_close(solution.log_partition(), expected.logsumexp(0).reshape(1))
 
 
 def test_a_pass_goes_on_while_its_end_is_near(watch):

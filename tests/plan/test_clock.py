@@ -2,6 +2,7 @@
 
 import math
 import pickle
+from contextlib import nullcontext
 from copy import deepcopy
 from dataclasses import replace
 from random import Random
@@ -285,4 +286,15 @@ def test_work_is_given_up_once_late_or_hopeless(spent, done, hands):
         with pytest.raises(BudgetError, match=f"would take {whole:.3g} s"):
             watch.look(None if done is None else lambda: done)
     else:
+        watch.look(None if done is None else lambda: done)
+
+
+@pytest.mark.parametrize(("spent", "done", "goes_on"), [
+    (11.0, 0.9, True), (14.0, 0.95, True), (11.0, 0.7, False), (15.5, 0.99, False),
+    (11.0, None, False), (9.0, 0.5, True), (9.0, 0.4, False),
+])  # fmt: skip
+def test_work_that_is_nearly_done_has_more_time(spent, done, goes_on, hands):
+    watch = clock.Watch(10.0, 15.0)
+    hands.time += spent
+    with nullcontext() if goes_on else pytest.raises(BudgetError, match="longer than predicted"):
         watch.look(None if done is None else lambda: done)

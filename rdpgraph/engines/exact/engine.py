@@ -56,7 +56,7 @@ class ExactSolution(Solution):
     keep: bool  # log Z alone keeps its tables for a downward pass (more memory, no second run)
     # gives a tree that eliminates some active variables after all others
     constrained: Callable[[frozenset[int]], ContractionTree]
-    seconds: float = math.inf  # for a pass up and one down; the first takes three fifths at most
+    seconds: float = math.inf  # for a pass up and one down (`effort.UPWARDS`)
 
     @cached_property
     def _layout(self) -> Layout:
@@ -75,8 +75,8 @@ class ExactSolution(Solution):
     def _watch(self, up: UpwardTables | None = None) -> Watch:
         """Time limit of an upward pass, or of the downward one that follows ``up``."""
         if up is None:
-            return Watch(effort.UPWARDS * self.seconds)
-        return Watch(max(self.seconds - up.spent, (1.0 - effort.UPWARDS) * self.seconds))
+            return Watch(effort.UPWARDS * self.seconds, effort.UPWARDS_ENDING * self.seconds)
+        return Watch(max(self.seconds - up.spent, effort.LEAST_LEFT * self.seconds))
 
     def log_partition(self) -> Tensor:
         return self._log_partition
