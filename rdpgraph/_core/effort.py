@@ -67,7 +67,7 @@ PLAIN_WITH_ZEROS = 0.5
 SURE = 0.1
 """Part of the budget below which a prediction for exact inference is relied on, so that nothing
 else is prepared."""
-PATIENCE, LEAST_PATIENCE = 0.5, (0.25, 0.01)
+PATIENCE, LEAST_PATIENCE = 0.8, (0.25, 0.01)
 """Part of the budget without a gain after which a search for modes ends. Where the user set no
 limit it ends after as long without a gain as everything took up to the last one (`Patience`), and
 at least so many counted seconds: from messages that have not settled, and from others."""
@@ -102,10 +102,10 @@ marginals are asked for, too; and the part that must be left for these."""
 PLAIN_MODES, PLAIN_PAIRS, MODES, MARGINAL_MODES = 0.4, 0.1, 0.8, 0.9
 """Parts of the time for a mode that plain messages have without hard zeros; the same after
 tree-reweighted messages of pairs; and parts of all time for modes, and for marginal modes."""
-MODE_START, SOFT_MODE_START, MARGINAL_START = 0.4, 0.05, 0.1
-"""Parts in which messages give the start of a search for a mode; the same where plain ones, without
-hard zeros, are the better start; and for a marginal mode. A better start saves moves, and leaves
-time for fewer."""
+MODE_START, HARD_MODE_START, SOFT_MODE_START, MARGINAL_START = 0.4, 0.2, 0.05, 0.1
+"""Parts in which messages give the start of a search for a mode; the same of those that sum, which
+are another start where tables have hard zeros; of damped ones where plain ones, without these, are
+the better start; and for a marginal mode. A better start saves moves, and leaves time for fewer."""
 MODE_BOUNDS, AUTO_BOUNDS, BOUNDS_BYTES = 0.1, 0.05, 1e9
 """Parts for a bound on the scores of modes, by `Search` and by `Auto`; and bytes for it, at most. A
 bound that meets the score proves the mode and ends the search."""

@@ -125,19 +125,19 @@ class Sought(SearchedMarginalModes, Approximations):
             return best_of(network, [best.states, other]).states
         if decoding is None and self._default is not None:
             return best_of(network, [*every, self._damped.mode()]).states
-        plain = None
-        if decoding is not None:  # nothing else decodes parities as well: all of the time
-            plain = self.first.started(1.0, allowance)
-        with allowance.spending(), torch.no_grad():
+        if decoding is not None:
+            # A search soon passes all messages, and repairs what they violate. Plain ones for
+            # modes, which decode parities, are compared with its outcome (`_found`).
+            every += [] if self._default is None else [self._default.possible_mode()]
+            plain = self.first.started(effort.HARD_MODE_START, allowance)
             if plain is not None:
-                every.append(likeliest(plain, network.graph))
-            best = best_of(network, every)
-            if plain is not None and bool(best.found.all()):
-                return best.states
-        part = max(effort.PLAIN_MODES if decoding is None else 1.0, self.first.first)
-        other = self._plain_mode(allowance.left(part))
+                with allowance.spending(), torch.no_grad():
+                    every.append(likeliest(plain, network.graph))
+        else:
+            part = max(effort.PLAIN_MODES, self.first.first)
+            every.append(self._plain_mode(allowance.left(part)))
         with allowance.spending():
-            return best_of(network, [best.states, other]).states
+            return best_of(network, every).states
 
     def _plain_mode(self, seconds: float) -> Tensor:
         """The mode of plain messages: of `Loopy()` as it is where no seconds were given."""

@@ -578,6 +578,30 @@ def test_auto_searches_where_exact_inference_does_not_fit(monkeypatch):
     assert len(wanted) == 3
 
 
+def test_a_search_has_half_of_the_time_where_messages_with_hard_zeros_never_settle():
+    """A search repairs what messages violate; they took nearly all of the time."""
+    rng, count, states = np.random.default_rng(0), 60, 4
+    x = [rg.Variable(f"x{number}", states) for number in range(count)]
+    known, factors = rng.integers(0, states, count), list[rg.Factor]()
+    for _ in range(2 * count):
+        scope = rng.choice(count, 3, replace=False)
+        values = 3.0 * rng.normal(size=(states,) * 3)
+        values[rng.random(values.shape) < 0.3] = -math.inf
+        values[tuple(known[scope])] = values[np.isfinite(values)].min()
+        factors.append(rg.Factor([x[v] for v in scope], rg.Table(torch.from_numpy(values))))
+    graph, counter, moved = rg.FactorGraph(factors), clock.Counter(), list[float]()
+
+    def seen(step: object) -> None:
+        if isinstance(step, neighbourhoods.Move):
+            moved.append(counter.seconds)
+
+    with clock.counted(counter):
+        auto = rg.Auto(seconds=0.5, memory=1e5, progress=seen)
+        mode = rg.infer(graph, scheduler=auto).mode()
+    assert moved[0] < 0.25
+    assert graph.score(mode) > graph.score(dict(zip(x, known.tolist(), strict=True)))
+
+
 def pigeons(count):
     """So many pigeons, each in one of too few holes, of which each holds one: impossible."""
     x = rg.VariableArray("x", (count, count - 1), 2)
