@@ -72,13 +72,16 @@ def strike_impossible(
             the row of U that each factor has (None: U is 1 or F).
     """
     work = [_with_zeros(*factor) for factor in factors]
+    sizes = possible.starts.diff()
     changed = torch.ones(len(possible.starts) - 1, dtype=torch.bool, device="cpu")
     while bool(changed.any()):
-        struck = torch.zeros_like(changed)
-        for scopes, allowed, rows in work:
+        struck, whole = torch.zeros_like(changed), possible.counts() == sizes
+        for scopes, allowed, rows, supports in work:
             if not len(scopes):
                 continue
-            active = changed[scopes].any(1).nonzero().flatten()
+            # A factor that allows every state strikes none while its variables keep all of theirs.
+            idle = supports[rows] & whole[scopes].all(1)
+            active = (changed[scopes].any(1) & ~idle).nonzero().flatten()
             if len(active):
                 _revise(possible, scopes[active], allowed, rows[active], struck)
         changed = struck
@@ -86,13 +89,20 @@ def strike_impossible(
 
 def _with_zeros(
     scopes: Tensor, allowed: Tensor, rows: Tensor | None
-) -> tuple[Tensor, Tensor, Tensor]:
-    """The factors that rule something out; the others never strike a state."""
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """The factors that rule something out, and (U,) whether some configuration has each state.
+
+    Other factors never strike a state.
+    """
     count = len(scopes)
     if rows is None:
         rows = torch.arange(count, device="cpu") if len(allowed) > 1 else scopes.new_zeros(count)
     chosen = (~allowed.flatten(1).all(1))[rows].nonzero().flatten()
-    return scopes[chosen], allowed, rows[chosen]
+    supports = torch.ones(len(allowed), dtype=torch.bool, device="cpu")
+    for slot in range(1, allowed.ndim):
+        others = [dim for dim in range(1, allowed.ndim) if dim != slot]
+        supports &= (allowed.amax(others) if others else allowed).all(1)
+    return scopes[chosen], allowed, rows[chosen], supports
 
 
 def _revise(

@@ -139,7 +139,8 @@ def tables_of(
     # Tables of one shape are a stack, in the order of the first factor of each.
     ordered = sorted(by_shape.values(), key=lambda parts: min(int(part[0][0]) for part in parts))
     stacks = [_merged(*map(np.concatenate, zip(*parts, strict=True))) for parts in ordered]
-    span = math.fsum(extent for stack in stacks for extent in _ranges(stack.values))
+    # A bound, which the rounding of the sum does not take below what it bounds.
+    span = (1.0 + 1e-9) * float(sum(_ranges(stack.values).sum() for stack in stacks))
     span += sum(math.log(network.sizes[v]) for v in summed)
     tables = Tables(network.sizes, tuple(stacks), span)
     return tables if zeros else tables.finite()
@@ -173,14 +174,14 @@ def _merged(numbers: Integers, scopes: Integers, values: Floats) -> Stack:
     return Stack(np.delete(scopes, again, 0), np.delete(values, again, 0))
 
 
-def _ranges(values: Floats) -> list[float]:
+def _ranges(values: Floats) -> Floats:
     """Range of each factor's finite values plus the absolute value of their maximum."""
     flat = values.reshape(len(values), -1)
     most, least = flat.max(1), flat.min(1)
     if (least == -math.inf).any():
         flat, most = flat[most > -math.inf], most[most > -math.inf]
         least = np.where(flat > -math.inf, flat, most[:, None]).min(1)
-    return (most - least + abs(most)).tolist()
+    return most - least + abs(most)
 
 
 def variable_table(
