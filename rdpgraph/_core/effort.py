@@ -136,6 +136,8 @@ the states of a possible mode must last; and those for a mode, if a fifth of all
 ASCENTS, DECODING_SWEEPS, SETTLING_SWEEPS = 10, 0.8, 0.6
 """Most passes of coordinate ascent; parts of the sweeps that decoding takes in all, and in which
 oscillating messages may settle, damped."""
+CHAIN_SWEEPS = 200
+"""Sweeps that chains of changes may read as much as."""
 PEELED_LAYERS = 2
 """Most layers of the peeling order, relative to the outward order: more of them come from a core
 in which every variable has many factors, where peeling promises nothing."""

@@ -38,6 +38,8 @@ _SIGNATURES = {
     "partition": (None, [*[_POINTER] * 3, _FLAG]),
     "layers": (None, [*[_POINTER] * 6, _FLAG]),
     "decide": (None, [*[_POINTER] * 6, _REAL, _FLAG]),
+    "best": (None, [*[_POINTER] * 3, _FLAG]),
+    "chain": (None, [*[_POINTER] * 2, _SIZE, _POINTER, _FLAG]),
     "score": (None, [*[_POINTER] * 3, _FLAG]),
     "flood": (None, [*[_POINTER] * 4, *[_SIZE] * 2, *[_REAL] * 2, _FLAG]),
     "sort_edges": (None, [_POINTER, _SIZE, _SIZE, _POINTER, _POINTER]),
@@ -236,6 +238,28 @@ class CompiledMessages:
             self._address, flat, mine.data_ptr(), free, order.data_ptr(), passes, ROUNDING,
             self._threads(len(mine)),
         )  # fmt: skip
+        return torch.empty_like(mine).index_copy_(1, self._active, mine)
+
+    def chained(self, states: Tensor, slots: float) -> tuple[Tensor, int]:
+        """Improve (B, V) states by chains of changes that read so many slots of factors at most.
+
+        Returns:
+            The states, and how many slots were read for all items.
+        """
+        mine = states[:, self._active].contiguous()
+        spent = torch.zeros(len(mine), dtype=torch.long, device="cpu")
+        _function("chain", self._dtype)(
+            self._address, mine.data_ptr(), int(min(slots, 2.0**62)), spent.data_ptr(),
+            self._threads(len(mine)),
+        )  # fmt: skip
+        return torch.empty_like(mine).index_copy_(1, self._active, mine), int(spent.sum())
+
+    def best_states(self, flat: Tensor) -> Tensor:
+        """Return the (B, V) best states of all variables, the first one where several are equal."""
+        mine = torch.zeros(len(flat), len(self._active), dtype=torch.long, device="cpu")
+        _function("best", self._dtype)(
+            self._address, flat.data_ptr(), mine.data_ptr(), self._threads(len(flat))
+        )
         return torch.empty_like(mine).index_copy_(1, self._active, mine)
 
     def scores(self, states: Tensor) -> Tensor:

@@ -46,7 +46,7 @@ def decode(equations: Equations, outcome: Outcome, limits: Limits) -> DecodedMod
     """
     messages = outcome.messages
     beliefs = equations.beliefs(messages)
-    states, converged = _states(equations, beliefs), outcome.converged.cpu()
+    states, converged = equations.best_states(beliefs), outcome.converged.cpu()
     if not equations.edges.count or not equations.batch:
         return DecodedModes(states, torch.ones(equations.batch, dtype=torch.bool, device="cpu"))
     end = math.inf if limits.seconds is None else clock.now() + limits.seconds
@@ -67,10 +67,9 @@ def decode(equations: Equations, outcome: Outcome, limits: Limits) -> DecodedMod
     return DecodedModes(states, _agreed(equations, messages, states, known, converged), cut)
 
 
-def read(equations: Equations, messages: Messages) -> tuple[Tensor, Tensor]:
-    """Return the (B, V) first best states of all variables, and (B,) whether they are possible."""
-    states = _states(equations, equations.beliefs(messages))
-    return states, _decider_of(equations).scores(states)[:, 0] == 0
+def are_possible(equations: Equations, states: Tensor) -> Tensor:
+    """Return (B,) whether configurations (B, V) violate no factor."""
+    return _decider_of(equations).scores(states)[:, 0] == 0
 
 
 @dataclass(frozen=True, eq=False)
@@ -109,6 +108,13 @@ class _Decider(ABC):
     @abstractmethod
     def ascended(self, states: Tensor, path: _Path, passes: Tensor, end: float) -> Tensor:
         """Improve (B, V) states one variable at a time, in at most (B,) passes."""
+
+    def chained(self, states: Tensor, sweeps: float, end: float) -> Tensor | None:
+        """Improve (B, V) states by chains of changes, which read as much as so many sweeps at most.
+
+        None where there is no code for it.
+        """
+        del states, sweeps, end
 
     @abstractmethod
     def scores(self, states: Tensor) -> Tensor:
@@ -175,6 +181,15 @@ class _OneByOne(_Decider):
         self._count(path.cost * float(passes.double().mean()))
         return compiled_messages(self.equations).ascended(states, path.order, passes)
 
+    def chained(self, states: Tensor, sweeps: float, end: float) -> Tensor | None:
+        left, equations = end - clock.now(), self.equations
+        most = sweeps * equations.edges.count
+        if left < math.inf:
+            most = min(most, max(left, 0.0) * tuning.OPERATIONS_PER_SECOND / tuning.CHAINED_SLOT)
+        states, slots = compiled_messages(equations).chained(states, most)
+        clock.count(tuning.CHAINED_SLOT * slots)
+        return states
+
     def _count(self, sweeps: float) -> None:
         clock.count(sweeps * self.equations.batch * self.equations.operations)
 
@@ -216,23 +231,47 @@ class _TieSearch:
         converged = self._settle(converged)
         if self._is_decided(converged):
             return
+        # Messages that did not converge break no ties; chains of changes need none broken.
+        chained = self._improve_by_chains(~converged)
+        if bool(chained.all()):
+            return
         self._find_orders()
         if not self.paths or clock.now() > self.end:
             return
         # The traceback of a tree is exact, that of tables often best; others must leave some time.
         equations = self.equations
         exact = equations.forest or all(isinstance(k, TableKernel) for k in equations.kernels)
-        self._trace(torch.where(converged, math.inf if exact else 0.5, 0.2), read)
+        share = torch.where(converged, math.inf if exact else 0.5, 0.2)
+        self._trace(torch.where(chained, -1.0, share), read)
         done = _agreed(equations, self.messages, self.states, self.scores, converged)
         if bool(done.all()):
             self.consistent = done
             return
+        # What is not among the best of every factor is improved, by changes of one variable where
+        # hard zeros do not ask for more.
+        done = done | chained | self._improve_by_chains(~done & ~chained)
         passes = (self.left / self.colours.cost).clamp(0, effort.ASCENTS).long()
         rows = (~done & (passes > 0)).nonzero().flatten()
         if len(rows) and clock.now() < self.end:
             some, start = equations.part(self.messages, rows)[0], self.states[rows]
             decider = self._decider_of(some)
             self._take(decider.ascended(start, self.colours, passes[rows], self.end), rows)
+
+    def _improve_by_chains(self, asked: Tensor) -> Tensor:
+        """Improve the states of some items by chains of changes; return (B,) where these apply.
+
+        Without hard zeros a variable can change alone, as it does in coordinate ascent.
+        """
+        rows, none = asked.nonzero().flatten(), torch.zeros_like(asked)
+        hard = any(not kernel.bounded for kernel in self.equations.kernels)
+        if not len(rows) or not hard or clock.now() > self.end:
+            return none
+        some, states = self.equations.part(self.messages, rows)[0], self.states[rows]
+        states = self._decider_of(some).chained(states, effort.CHAIN_SWEEPS, self.end)
+        if states is None:
+            return none
+        self._take(states, rows)
+        return asked
 
     def _is_decided(self, converged: Tensor) -> bool:
         """Return whether nothing is left to search for: no ties, and states that agree."""
@@ -274,7 +313,7 @@ class _TieSearch:
         limits = _damped(self.limits, sweeps, self.end)
         outcome = propagate(equations, messages, limits)
         self.left[rows] -= tuning.DAMPED_SWEEP * outcome.sweeps
-        self._take(_states(equations, equations.beliefs(outcome.messages)), rows)
+        self._take(equations.best_states(equations.beliefs(outcome.messages)), rows)
         for current, new in zip(self.messages, outcome.messages, strict=True):
             current[rows.to(current.device)] = new
         return converged.index_copy(0, rows, outcome.converged.cpu())
@@ -288,7 +327,7 @@ class _TieSearch:
             some, sent = self.equations.part(self.messages, items)
             if read is None:
                 beliefs = some.beliefs(sent)
-                states, free = _states(some, beliefs), _tied(some, beliefs)
+                states, free = some.best_states(beliefs), _tied(some, beliefs)
             else:
                 states, free = (part[items.to(part.device)] for part in read)
             decided = self._decider_of(some).traced(sent, states, free, path, self.end)
@@ -337,17 +376,6 @@ def _damped(limits: Limits, sweeps: int, end: float) -> Limits:
         limits, schedule=schedule, damping=damping, progress=None, sweeps=sweeps,
         seconds=None if end == math.inf else end - clock.now(),
     )  # fmt: skip
-
-
-def _states(equations: Equations, beliefs: tuple[Tensor, ...]) -> Tensor:
-    """Return the (B, V) best states of all variables, the first one where several are equal."""
-    device = equations.unary_device
-    states = torch.zeros(
-        equations.batch, len(equations.edges.home), dtype=torch.long, device=device
-    )
-    for c, belief in zip(equations.edges.classes, beliefs, strict=True):
-        states[:, c.variables] = belief.max(1).indices  # the first; argmax is slow
-    return states
 
 
 def _two_largest(values: Tensor) -> tuple[Tensor, Tensor]:

@@ -101,6 +101,15 @@ class Equations:
         beliefs = tuple(unary + arriving(c, message) for unary, c, message in parts)
         return beliefs if self.boundary is None else self.boundary.joined(beliefs)
 
+    def best_states(self, beliefs: Sequence[Tensor]) -> Tensor:
+        """Return the (B, V) best states of all variables, the first one where several are equal."""
+        states = torch.zeros(
+            self.batch, len(self.edges.home), dtype=torch.long, device=self.unary_device
+        )
+        for c, belief in zip(self.edges.classes, beliefs, strict=True):
+            states[:, c.variables] = belief.max(1).indices  # the first; argmax is slow
+        return states
+
     def _weighted(self, messages: Messages) -> Messages:
         if self.weights is None:
             return messages

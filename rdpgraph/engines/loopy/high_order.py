@@ -44,13 +44,19 @@ class HighOrderKernel(FactorKernel):
         """For each slot, a port for each number of states that its variables have left."""
         network, ports = self.network, list[Port]()
         sizes = network.counts
-        for slot in range(self.block.scopes.shape[1]):
-            active = network.active[self.block.scopes[:, slot]]
-            left = torch.where(active >= 0, sizes[active.clamp(min=0)] if len(sizes) else 0, 0)
-            for size in left.bincount().nonzero().flatten().tolist():
-                rows = (left == size).nonzero().flatten()
+        every = torch.arange(self.count, device="cpu")
+        active = network.active[self.block.scopes].T.contiguous()
+        left = torch.where(active >= 0, sizes[active.clamp(min=0)] if len(sizes) else 0, 0)
+        for slot, (numbers, own) in enumerate(zip(active, left, strict=True)):
+            low, high = own.aminmax() if self.count else (0, 0)
+            if low == high:  # the variables of all factors keep as many states
+                if high:
+                    ports.append(Port(slot, every, numbers, int(high)))
+                continue
+            for size in own.bincount().nonzero().flatten().tolist():
+                rows = (own == size).nonzero().flatten()
                 if size:
-                    ports.append(Port(slot, rows, active[rows], size))
+                    ports.append(Port(slot, rows, numbers[rows], size))
         return tuple(ports)
 
     @property

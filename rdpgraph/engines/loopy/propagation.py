@@ -61,10 +61,10 @@ class Limits:
     # Called after every sweep.
     progress: Callable[[Sweep], None] | None = field(default=None, metadata={"elsewhere": None})
     settling: bool = False  # use `DAMPED` after the first `effort.UNDAMPED_SWEEPS` sweeps
-    # Returns the (B, V) best states that the messages imply, and (B,) whether they are possible.
-    # It is called every `effort.UNDAMPED_SWEEPS` sweeps. An item also ends if two calls in a row
-    # give it the same states and these are possible.
-    read: Callable[[Equations, Messages], tuple[Tensor, Tensor]] | None = None
+    # Returns (B,) whether configurations (B, V) are possible. The best states that the messages
+    # imply are read every `effort.UNDAMPED_SWEEPS` sweeps, and an item also ends if they are the
+    # same twice in a row and possible.
+    possible: Callable[[Equations, Tensor], Tensor] | None = None
 
 
 @dataclass(frozen=True, eq=False)
@@ -157,7 +157,7 @@ def _propagate_together(equations: Equations, messages: Messages, limits: Limits
     if not batch or not (equations.edges.count or boundary):
         return Outcome(messages, ~converged, torch.zeros(batch, device="cpu"), (), sweeps)
 
-    schedule, damping, read = limits.schedule, limits.damping, limits.read
+    schedule, damping, possible = limits.schedule, limits.damping, limits.possible
     edges = equations.edges
     deadline = math.inf if limits.seconds is None else begin + limits.seconds
     sweeper = sweeper_for(equations, schedule, damping)
@@ -165,7 +165,7 @@ def _propagate_together(equations: Equations, messages: Messages, limits: Limits
     # those that have not ended. `ended` lists items that have, with their final messages.
     items = places = torch.arange(batch, device="cpu")
     ended = list[tuple[Tensor, Messages]]()
-    states = torch.zeros(batch, 0, device="cpu")  # of the last call of `read`; none so far
+    states = torch.zeros(batch, 0, device="cpu")  # that were read last; none so far
     trace, elapsed, updates = list[float](), 0.0, 0  # updates by earlier sweepers
 
     number = 0  # of sweeps so far
@@ -193,12 +193,13 @@ def _propagate_together(equations: Equations, messages: Messages, limits: Limits
             break  # at the deadline: the messages not updated need not have converged
         converged[running[done]] = True
 
-        # An item whose best states are possible and have not changed since the last call of `read`
-        # ends too, although it does not count as converged.
-        if read is not None and not number % effort.UNDAMPED_SWEEPS:
-            last_states, (states, possible) = states, read(equations, sweeper.finish(messages))
-            if last_states.shape == states.shape:
-                done |= (possible & (last_states == states).all(1)).cpu()[places]
+        # An item whose best states are possible and have not changed since they were last read ends
+        # too, although it does not count as converged.
+        if possible is not None and not number % effort.UNDAMPED_SWEEPS:
+            last_states, states = states, sweeper.best_states(messages)
+            same = last_states.shape == states.shape and (last_states == states).all(1)
+            if isinstance(same, Tensor) and bool(same.any()):
+                done |= (same & possible(equations, states)).cpu()[places]
 
         # Set aside the messages of items that have ended. If few others are left, go on with those.
         if bool(done.any()):
@@ -229,7 +230,7 @@ def _sweeps_at_once(limits: Limits, number: int, operations: float) -> int:
     if limits.progress is not None or limits.seconds is not None or clock.stopped():
         return 1
     left = effort.UNDAMPED_SWEEPS - number % effort.UNDAMPED_SWEEPS
-    if limits.read is None and not (limits.settling and number < effort.UNDAMPED_SWEEPS):
+    if limits.possible is None and not (limits.settling and number < effort.UNDAMPED_SWEEPS):
         left = limits.sweeps
     # Ctrl-C is noticed between calls.
     return max(1, min(left, limits.sweeps - number, int(tuning.LOOK_OPERATIONS / (operations + 1))))

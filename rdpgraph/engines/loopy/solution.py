@@ -16,7 +16,7 @@ from rdpgraph._core.numbers import ROUNDING
 from rdpgraph.engines.configurations import Searched, likeliest, scored_in_graph
 from rdpgraph.engines.loopy.arithmetic import rescaled, take
 from rdpgraph.engines.loopy.compiled import log_partition
-from rdpgraph.engines.loopy.decoding import DecodedModes, decode, read
+from rdpgraph.engines.loopy.decoding import DecodedModes, are_possible, decode
 from rdpgraph.engines.loopy.edges import Edges
 from rdpgraph.engines.loopy.equations import Equations, Messages
 from rdpgraph.engines.loopy.high_order import HighOrderKernel, is_logical
@@ -386,7 +386,7 @@ class LoopySolution(Approximation):
             return other
         limits = other.limits
         sweeps = min(limits.sweeps, max(effort.MODE_SWEEPS, limits.sweeps // 5))
-        return other._beside(limits=replace(limits, read=read, sweeps=sweeps))
+        return other._beside(limits=replace(limits, possible=are_possible, sweeps=sweeps))
 
     def max_marginals(self) -> Tensor:
         """Return the (B, S) max-beliefs, whose maxima are the approximate score of the mode."""

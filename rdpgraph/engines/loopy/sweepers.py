@@ -76,6 +76,10 @@ class Sweeper(ABC):
         """Return the messages in the form that all sweepers share. Sweeps may go on after this."""
         return messages
 
+    def best_states(self, messages: Messages) -> Tensor:
+        """Return the (B, V) best states of all variables by the present messages."""
+        return self.equations.best_states(self.equations.beliefs(self.finish(messages)))
+
     def residuals(self) -> Tensor:
         """Return (E,) how much messages of the only batch item would change now, within a sweep."""
         return unasked()
@@ -225,6 +229,9 @@ class _Compiled(Sweeper):
     def _mixing(self) -> tuple[float, bool]:
         """The share of old messages, and whether values are mixed and not logs."""
         return self.damping.share, isinstance(self.damping, ProbabilityDamping)
+
+    def best_states(self, messages: Messages) -> Tensor:
+        return self._compiled.best_states(self._flat(messages))
 
     def _flat(self, messages: Messages) -> Tensor:
         if self._messages is None:

@@ -1,6 +1,8 @@
 // Entry points of message passing in whole graphs, in each floating type.
 
 #include "flushed.h"
+#include "messages/binary.h"
+#include "messages/chains.h"
 #include "messages/decide.h"
 #include "messages/odds.h"
 #include "messages/tables.h"
@@ -56,6 +58,28 @@ double sweep_once(const Propagation<Real>& p, int64_t item, Real* messages, Real
   return update_factors<Real, Work>(p, item, messages, beliefs, nullptr, how, threads);
 }
 
+// Sweeps the messages of a model of binary variables, which `OddsWorker` holds as log-odds.
+template <typename Real>
+double sweep_odds(const Propagation<Real>& p, int64_t item, Real* odds, Real* beliefs, const Update& how,
+                  int threads) {
+  gather_odds(p, item, odds, beliefs, threads);
+  double most = 0;
+  for (int64_t n = 0; n < p.model.kernel_count; ++n) {
+    const KernelRecord& k = p.kernels[n];
+    constexpr int64_t wide = lanes<Real>();
+    by_items((k.factors + wide - 1) / wide, threads, [&](int64_t a, int64_t b) {
+      const Flushed flushed;
+      OddsWorker<Real> worker(p, k, item, odds, beliefs);
+      const int64_t last = std::min(b * wide, k.factors);
+      double largest = 0;
+      for (int64_t f = a * wide; f < last; f += wide)
+        largest = std::max(largest, double(worker.update(nullptr, f, last, how)));
+      raise(most, largest);
+    });
+  }
+  return most;
+}
+
 // Sweeps all messages of each item until none changes by more than the tolerance; (sweeps, items) largest
 // changes, and the number of sweeps of each.
 template <typename Real, typename Work>
@@ -63,16 +87,21 @@ void sweep_all(const Model& model, Real* messages, const int64_t* items, double*
                int64_t count, int64_t sweeps, double tolerance, const Update& how, int threads) {
   const Propagation<Real> p(model);
   const bool apart = count >= threads;  // an item for each thread
+  const int inner = apart ? 1 : threads;
+  const bool binary = !how.in_values && held_as_odds(p);
   by_items(count, apart ? threads : 1, [&](int64_t a, int64_t b) {
-    std::vector<Real> beliefs(model.beliefs * (model.vanishing ? 2 : 1));
+    std::vector<Real> beliefs(model.beliefs * (model.vanishing ? 2 : 1)), odds(binary ? model.edges : 0);
     for (int64_t i = a; i < b; ++i) {
-      Real* own = messages + items[i] * model.entries;
+      Real *own = messages + items[i] * model.entries, *other = own + model.edges;
+      for (size_t e = 0; e < odds.size(); ++e) odds[e] = other[e] - own[e];
       for (done[i] = 0; done[i] < sweeps;) {
-        const double change =
-            sweep_once<Real, Work>(p, items[i], own, beliefs.data(), how, apart ? 1 : threads);
+        const double change = binary ? sweep_odds(p, items[i], odds.data(), beliefs.data(), how, inner)
+                                     : sweep_once<Real, Work>(p, items[i], own, beliefs.data(), how, inner);
         changes[done[i]++ * count + i] = change;
         if (change <= tolerance) break;
       }
+      for (size_t e = 0; e < odds.size(); ++e)
+        own[e] = off(odds[e]), other[e] = on(odds[e]);
     }
   });
 }
@@ -199,6 +228,42 @@ void decide_all(const Model& model, const Real* messages, int64_t* states, const
   });
 }
 
+// Improves the configuration of each item by chains of changes that read so many slots of factors at most.
+template <typename Real>
+void chain_all(const Model& model, int64_t* states, int64_t most, int64_t* spent, int threads) {
+  const Propagation<Real> p(model);
+  by_items(model.batch, threads, [&](int64_t a, int64_t b) {
+    for (int64_t item = a; item < b; ++item) {
+      Chains<Real> chains(p, item, states + item * model.variables);
+      chains.run(most);
+      spent[item] = chains.spent;
+    }
+  });
+}
+
+// The best state of each variable of each item, the first one where several are equal.
+template <typename Real>
+void best_all(const Model& model, const Real* messages, int64_t* states, int threads) {
+  const Propagation<Real> p(model);
+  by_items(model.batch, threads, [&](int64_t a, int64_t b) {
+    std::vector<Real> beliefs(model.beliefs * (model.vanishing ? 2 : 1));
+    for (int64_t item = a; item < b; ++item) {
+      p.gather_all(item, messages + item * model.entries, beliefs.data(), 1);
+      for (int64_t n = 0; n < model.class_count; ++n) {
+        const Class& c = p.classes[n];
+        for (int64_t v = 0; v < c.variables; ++v) {
+          const Real *sums = beliefs.data() + c.belief + v * c.states, *zeros = sums + model.beliefs;
+          const auto log = [&](int64_t x) { return model.vanishing && zeros[x] > 0 ? kNever<Real> : sums[x]; };
+          int64_t best = 0;
+          for (int64_t x = 1; x < c.states; ++x)
+            if (log(x) > log(best)) best = x;
+          states[item * model.variables + c.variable + v] = best;
+        }
+      }
+    }
+  });
+}
+
 // (items, 2) minus the hard zeros of configurations, and their scores without these.
 template <typename Real>
 void score_all(const Model& model, int64_t* states, double* scores, int threads) {
@@ -298,6 +363,12 @@ int64_t record_bytes(int64_t which) { return kRecordBytes[which]; }
   void decide_##name(const Model* model, const Real* messages, int64_t* states, const uint8_t* free,      \
                      const int64_t* order, const int64_t* passes, double rounding, int threads) {         \
     decide_all<Real>(*model, messages, states, free, order, passes, rounding, threads);                   \
+  }                                                                                                       \
+  void best_##name(const Model* model, const Real* messages, int64_t* states, int threads) {              \
+    best_all<Real>(*model, messages, states, threads);                                                    \
+  }                                                                                                       \
+  void chain_##name(const Model* model, int64_t* states, int64_t most, int64_t* spent, int threads) {     \
+    chain_all<Real>(*model, states, most, spent, threads);                                                \
   }                                                                                                       \
   void score_##name(const Model* model, int64_t* states, double* scores, int threads) {                   \
     score_all<Real>(*model, states, scores, threads);                                                     \

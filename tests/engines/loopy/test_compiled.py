@@ -154,6 +154,46 @@ def test_single_precision():
             assert_alike(seed, draw=draw, temperature=temperature, tolerance=2e-4)
 
 
+def blocks_of_pairs(*, dtype, rows=0, observed=0):
+    """Blocks of more factors than a vector has lanes, over binary variables; ours, and a user's."""
+    generator, count = seeded(40), 45
+    x = rg.VariableArray("x", (60,), 2)
+    lead = (rows,) if rows else ()
+    unary = torch.randn(*lead, 60, 2, generator=generator, dtype=dtype)
+    no = -math.inf
+    shared = torch.tensor([[[0.0, no], [0.0, no]], [[0.0, no], [no, 0.0]]], dtype=dtype)
+    scopes = [torch.stack([torch.randperm(60, generator=generator)[:5] for _ in range(count)])]
+    scopes += [
+        torch.arange(count).unsqueeze(1) + torch.tensor(each) for each in ((0, 5, 9), (1, 3))
+    ]
+    graphs = []
+    for kind in (rg.Automaton, Reference):
+        one = rg.AtMostOne(5, dtype=dtype)
+        each = torch.randn(count, 2, 2, generator=seeded(41), dtype=dtype)
+        potentials = [kind(one.transitions, one.log_accept, 5), rg.Table(shared), rg.Table(each)]
+        blocks = [rg.FactorBlock((x,), rg.Table(unary))]
+        for at, potential in zip(scopes, potentials, strict=True):
+            blocks.append(rg.FactorBlock(tuple(x[part] for part in at.T), potential))
+        graph = rg.FactorGraph(blocks)
+        if observed:
+            graph = graph.condition(
+                {x[: 2 * observed : 2]: torch.zeros(observed, dtype=torch.long)}
+            )
+        graphs.append(graph)
+    return x, graphs
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
+@pytest.mark.parametrize("given", [{}, {"rows": 3}, {"observed": 7}])
+def test_maxima_of_binary_variables_are_held_as_log_odds(dtype, given):
+    x, graphs = blocks_of_pairs(dtype=dtype, **given)
+    for options in ({}, {"damping": 0.3}, {"damping": rg.loopy.ProbabilityDamping(0.4)}):
+        settings = {"sweeps": 12, "tolerance": 0.0, "temperature": 0.0} | options
+        ours, theirs = (loopy(graph, **settings) for graph in graphs)
+        tolerance = 1e-9 if dtype == torch.float64 else 1e-3
+        assert_same_run(ours, theirs, [(x, x)], tolerance=tolerance, best=True)
+
+
 def test_long_constraints_whose_running_totals_leave_the_range():
     """A count of 600 slots, each of which is all but decided."""
     x = rg.VariableArray("x", (600,), 2)

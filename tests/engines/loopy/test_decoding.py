@@ -101,7 +101,7 @@ def test_messages_that_swing_are_read_when_they_have_settled(monkeypatch):
         posterior = loopy(graph, sweeps=40)
         solution = posterior.solution.maximal
         assert not bool(solution.outcome.converged.any())
-        raw = decoding._states(solution.equations, solution.equations.beliefs(
+        raw = solution.equations.best_states(solution.equations.beliefs(
             solution.outcome.messages
         ))  # fmt: skip
         plain = float(traceback.scores(solution.equations, raw)[0, 1])
@@ -434,6 +434,83 @@ def test_compiled_ascent_ends_where_no_variable_gains():
                 other = states.clone()
                 other[:, variable] = state
                 assert not traceback.better(compiled.scores(other) - 1e-4, before).any()
+
+
+def test_chains_of_changes_gain_until_no_variable_gains_alone():
+    for equations, messages, _ in decoding_cases():
+        compiled = compiled_messages(equations)
+        best = equations.best_states(equations.beliefs(messages))
+        assert torch.equal(compiled.best_states(compiled.flat(messages)), best)
+        for states in (best, torch.zeros_like(best)):
+            before = compiled.scores(states)
+            found, _ = compiled.chained(states, math.inf)
+            after = compiled.scores(found)
+            assert torch.equal(found, states) or bool(traceback.better(after, before).any())
+            assert not traceback.better(before, after + 1e-6).any()
+            assert torch.equal(compiled.chained(states, 0)[0], states)  # there is no time
+            for c in equations.edges.classes:
+                for variable, state in itertools.product(c.variables.tolist(), range(c.size)):
+                    other = found.clone()
+                    other[:, variable] = state
+                    assert not traceback.better(compiled.scores(other) - 1e-6, after).any()
+
+
+def products(seed, batch=(), item=None, side=8, rank=3):
+    """A noisy binary matrix as a disjunction of products: parents, children, the graph."""
+    generator = seeded(seed)
+    u, v = rg.VariableArray("u", (side, rank), 2), rg.VariableArray("v", (rank, side), 2)
+    x, part = (
+        rg.VariableArray(n, s, 2) for n, s in (("x", (side,) * 2), ("p", (side, side, rank)))
+    )
+    no = -math.inf
+    both = torch.tensor([[[0.0, no], [0.0, no]], [[0.0, no], [no, 0.0]]])
+    rows = [[1, 2], [1, 4], [2, 3], [3, 3], [4, 4]]  # the first is the disjunction of the others
+    some = rg.Automaton(rows, torch.tensor([no, 0.0, no, 0.0, no]), rank + 1)
+    axes = map(torch.arange, (side, rank, side))
+    i, k, j = (at.flatten() for at in torch.meshgrid(*axes, indexing="ij"))
+    tables = [3.0 * torch.randn(*batch, *each.shape, 2, generator=generator) for each in (u, v, x)]
+    tables = tables if item is None else [table[item] for table in tables]
+    blocks = [
+        rg.FactorBlock((each,), rg.Table(table))
+        for each, table in zip((u, v, x), tables, strict=True)
+    ]
+    blocks.append(rg.FactorBlock((u[i, k], v[k, j], part[i, j, k]), rg.Table(both)))
+    blocks.append(rg.FactorBlock((x, *(part[:, :, k] for k in range(rank))), some))
+    return (u, v, x, part), rg.FactorGraph(blocks)
+
+
+def follow(u, v):
+    """The mode's parents with the children that they determine."""
+    part = u.unsqueeze(-2) & v.transpose(-1, -2).unsqueeze(-3)
+    return part.any(-1).long(), part
+
+
+def test_modes_of_products_violate_nothing_and_no_parent_gains_with_its_children():
+    for seed in range(4):
+        (u, v, x, part), graph = products(seed)
+        posterior = rg.infer(graph, rg.Loopy(sweeps=30))
+        states = posterior.solution.mode()  # before any repair
+        assert bool(graph.score_states(states).isfinite().all())
+        mode = posterior.mode()
+        for parent, (row, column) in itertools.product(
+            (u, v), itertools.product(range(8), range(8))
+        ):
+            if row >= parent.shape[0] or column >= parent.shape[1]:
+                continue
+            other = {u: mode[u].clone(), v: mode[v].clone()}
+            other[parent][row, column] ^= 1
+            other[x], other[part] = follow(other[u], other[v])
+            assert float(graph.score(other)) <= float(graph.score(mode)) + 1e-3
+
+
+def test_modes_of_products_of_a_batch_are_those_of_its_items():
+    arrays, graph = products(9, (3,))
+    together = rg.infer(graph, rg.Loopy(sweeps=30)).mode()
+    for item in range(3):
+        _, graph = products(9, (3,), item)
+        alone = rg.infer(graph, rg.Loopy(sweeps=30)).mode()
+        for array in arrays:
+            assert torch.equal(together[array][item], alone[array])
 
 
 def exact_covers(seed):
