@@ -501,8 +501,8 @@ template <typename Real> struct Run {
     const int64_t c = g.kind == kKindPair ? g.depth2 : 1;
     return value(g.table, at.s, p, at.r) + looked(g.look, g.looks, item, at.s, p, at.r) +
            place_in(g.rows, item, at.s, p, at.r, k / c) + place_in(g.columns, item, at.s, p, at.r, v / g.labels2) +
-           (g.labels2 > 1 ? place_in(g.columns2, item, at.s, p, at.r, v % g.labels2) : 0) +
-           (c > 1 ? place_in(g.rows2, item, at.s, p, at.r, k % c) : 0);
+           place_in(g.columns2, item, at.s, p, at.r, v % g.labels2) +
+           (g.kind == kKindPair ? place_in(g.rows2, item, at.s, p, at.r, k % c) : 0);
   }
   // Whether a matrix that is not fixed is copied for each place, in place of read where it lies.
   bool is_gathered(const Stage& g) const {
