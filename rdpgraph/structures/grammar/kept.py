@@ -12,8 +12,9 @@ from torch.nn.functional import pad
 from rdpgraph._core.cache import remembered
 from rdpgraph.recurrences.bound import Bound
 from rdpgraph.recurrences.declaration import Declared
-from rdpgraph.structures.grammar.rules import FactorisedRules, LowRankRules, NoRules
-from rdpgraph.structures.grammar.written import write_kept_rules
+from rdpgraph.recurrences.restriction import STATES, restrict_rules
+from rdpgraph.structures.grammar.rules import DenseRules, FactorisedRules, LowRankRules, NoRules
+from rdpgraph.structures.grammar.written import write_joint_rules, write_rules
 from rdpgraph.structures.recurrence import RestrictedRecurrence
 
 
@@ -21,66 +22,43 @@ from rdpgraph.structures.recurrence import RestrictedRecurrence
 class RestrictedHypertree(RestrictedRecurrence):
     """A hypertree on some states of each span, numbered 0..K-1, made by `Hypertree.restrict`.
 
-    Rules of low rank are read by rank, those of other kinds one by one: every way to split a span
-    has a table of the rules from the states kept of both parts to those of the whole. All are made
-    of the original's rules by torch, so that nothing has an entry for each rule.
+    A table of rules, and rules by rank, are looked up at the states kept. Of other kinds every way
+    to split a span has a table of the rules from the states kept of both parts to those of the
+    whole, made by torch, so that nothing has an entry for each rule.
     """
 
     original: Any  # a `Hypertree`
 
-    def written(self) -> tuple[Declared, str]:
-        return self.written_for()
-
     def written_for(self, *, ranks: bool = False, kept: bool = True) -> tuple[Declared, str]:
-        return write_kept_rules(self._kind(ranks=ranks))
+        kind = self._kind(ranks=ranks)
+        if kind == "joint":
+            return write_joint_rules()
+        return restrict_rules(self.name, *write_rules(kind, 0, rooted=False))
 
-    def _kind(self, *, ranks: bool) -> Literal["joint", "ranked", "free"]:
+    def _kind(self, *, ranks: bool) -> Literal["dense", "ranked", "free", "joint"]:
         rules = self.original.rules
         if isinstance(rules, NoRules) or self.states.shape[-2] < 2:  # nothing is joined
             return "free"
+        if isinstance(rules, DenseRules):
+            return "dense"
         return "ranked" if ranks and isinstance(rules, LowRankRules | FactorisedRules) else "joint"
 
     def inputs(self) -> Mapping[str, Any]:
-        return {"unary": self.unary, "lengths": self.original.lengths, "roots": self._roots()}
+        rules = self.original.rules
+        given = {"unary": self.unary, STATES: self.states, "lengths": self.original.lengths}
+        if isinstance(rules, DenseRules):
+            # Preterminals, which have any place among the states kept, are no parents.
+            more = (0, 0, 0, 0, 0, self.original.preterminals)
+            given["ruled"] = pad(rules.log_rule, more, value=-math.inf)
+        elif isinstance(rules, LowRankRules | FactorisedRules):
+            given |= dict(zip(("parent", "left", "right"), rules.ranks(), strict=True))
+        return given
 
     def _bind(
         self, other: Mapping[str, Tensor] | None = None, *, ranks: bool = False, **how: Any
     ) -> Bound:
-        rules = {"free": dict, "ranked": self._by_rank, "joint": self._joint}
-        own = rules[self._kind(ranks=ranks)]()
+        own = self._joint() if self._kind(ranks=ranks) == "joint" else {}
         return super()._bind({**own, **(other or {})}, ranks=ranks, **how)
-
-    def _roots(self) -> Tensor:
-        """(*lead, K) the root's log-potentials of the states kept of the whole."""
-        states, total = self.original.unary.shape[-1], self.states.shape[-2]
-        tree = self.original
-        if not total or (tree.root is None and not tree.preterminals):
-            return self.unary.new_zeros(self.unary.shape[-1])
-        lengths = total if tree.lengths is None else tree.lengths
-        last = (torch.as_tensor(lengths, device=self.states.device) - 1).clamp(min=0)
-        lead = self.states.shape[:-3]
-        at = last.expand(lead)[..., None, None].expand(*lead, 1, self.states.shape[-1])
-        whole = self.states[..., 0, :, :].gather(-2, at).squeeze(-2)
-        root = self.unary.new_zeros(states - tree.preterminals) if tree.root is None else tree.root
-        root = pad(root, (0, tree.preterminals), value=-math.inf)
-        return root.expand(*lead, states).gather(-1, whole)
-
-    def _by_rank(self) -> dict[str, Tensor]:
-        """The factors of the states kept of each span, (*lead, T, T, K, r)."""
-        rules = self.original.rules
-        assert isinstance(rules, LowRankRules | FactorisedRules)
-        factors = rules.ranks()
-        names = ("parent", "left", "right")
-        return {name: self._taken(one) for name, one in zip(names, factors, strict=True)}
-
-    def _taken(self, factor: Tensor) -> Tensor:
-        """(*lead, T, T, K, r) the rows of a factor (*batch, C, r) of the states kept."""
-        lead, rank = self.states.shape[:-3], factor.shape[-1]
-        if math.prod(factor.shape[:-2]) == 1:
-            return factor.reshape(-1, rank)[self.states]
-        rows = factor.expand(*lead, *factor.shape[-2:])
-        at = self.states.flatten(-3).unsqueeze(-1).expand(*self.states.shape[:-3], -1, rank)
-        return rows.gather(-2, at).reshape(*self.states.shape, rank)
 
     def _joint(self) -> dict[str, Tensor]:
         """The rules of every way to split a span, (*lead, M, K, K, K), and the numbers of ways."""

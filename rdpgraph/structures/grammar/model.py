@@ -364,9 +364,20 @@ class Hypertree(Recurrence):
         Raises:
             ModelError: shapes that do not fit, or a state out of range.
         """
-        unary = self.potentials(self.unary)
-        unary = gathered(self.name, unary, states, log_weights, sites=2)
+        unary = gathered(self.name, self._span_potentials(), states, log_weights, sites=2)
         return RestrictedHypertree(unary, states, self)
+
+    def _span_potentials(self) -> Tensor:
+        """(*batch, T, T, C) potentials, -inf for what is no span, the root's added to the whole."""
+        lengths, total = self.flat_lengths, self.unary.shape[-2]
+        values = self.potentials(self.flat_unary)
+        place = torch.arange(total, device=values.device)
+        allowed = (place.unsqueeze(1) <= place) & (place < lengths.reshape(-1, 1, 1))
+        values = torch.where(allowed.unsqueeze(3), values, -math.inf)
+        if total:
+            item = torch.arange(len(values), device=values.device)
+            values[item, 0, (lengths - 1).clamp(min=0)] += self.flat_root
+        return values.reshape(self.unary.shape)
 
     def _compared(self, other: Recurrence) -> tuple[Bound, Bound]:
         if not isinstance(other, Hypertree) or other.unary.shape != self.unary.shape:
@@ -486,15 +497,7 @@ class Hypertree(Recurrence):
         that with it as a part, unless it is the whole; over random states of the other two, or all
         of them with `LowRankRules` and `SparseRules`.
         """
-        lengths, total = self.flat_lengths, self.unary.shape[-2]
-        values = self.potentials(self.flat_unary.detach())
-        place = torch.arange(total, device=values.device)
-        allowed = (place.unsqueeze(1) <= place) & (place < lengths.reshape(-1, 1, 1))
-        values = torch.where(allowed.unsqueeze(3), values, -math.inf)
-        if total:
-            item = torch.arange(len(values), device=values.device)
-            values[item, 0, (lengths - 1).clamp(min=0)] += self.flat_root.detach()
-        unary = values.reshape(self.unary.shape)
+        unary = self._span_potentials().detach()
         return Sites(unary, restrict=self.restrict, means=partial(_mean_values, self))
 
     @property

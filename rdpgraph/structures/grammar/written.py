@@ -14,7 +14,8 @@ Kind = Literal["dense", "ranked", "listed", "free"]
 """A table of rules, rules by ranks, a list of rules, or none."""
 
 _WORDS = "a[i, i, p] += unary[i, i, p]"
-_GOAL = "goal += a[0, lengths-1, p] * roots[p]"
+_UNROOTED = "goal += a[0, lengths-1, p]"
+_GOAL = f"{_UNROOTED} * roots[p]"
 _DENSE = "a[i, j, p] += a[i, k, l] * a[k+1, j, r] * ruled[p, l, r] * unary[i, j, p]"
 _DENSE_APART = """
     a[i, j, p]   += unary[i, i, q+N] * a[i+1, j, r] * ruled[p, q+N, r] * unary[i, j, p]
@@ -36,7 +37,7 @@ _RANKED_APART = """
 _FREE = """
     s[i, j]    += a[i, j, p]
     m[i, j]    += s[i, k] * s[k+1, j]
-    a[i, j, p] += m[i, j] * unary[i, j, p] if p < N
+    a[i, j, p] += m[i, j] * unary[i, j, p]
 """
 _FREE_APART = "s[i, i] += unary[i, i, q+N]"
 # Rule e of a list joins states left[e] and right[e]; then the rules of each parent are summed.
@@ -45,24 +46,21 @@ _LISTED = """
     y[i, j, e] += a[i, j, right[e]]
     m[i, j, e] += x[i, k, e] * y[k+1, j, e]
 """
-# On kept states: every split of every span has a table of its own, or every span its factors.
-_KEPT = "a[i, j, p] += a[i, k, l] * a[k+1, j, r] * joint[split[i, k, j], p, l, r] * unary[i, j, p]"
-_KEPT_RANKED = """
-    x[i, j, t] += a[i, j, l] * left[i, j, l, t]
-    y[i, j, t] += a[i, j, r] * right[i, j, r, t]
-    m[i, j, t] += x[i, k, t] * y[k+1, j, t]
-    a[i, j, p] += m[i, j, t] * parent[i, j, p, t] * unary[i, j, p]
-"""
+# On kept states, where rules are neither a table nor ranks: every split of every span has a table.
+_JOINT = "a[i, j, p] += a[i, k, l] * a[k+1, j, r] * joint[split[i, k, j], p, l, r] * unary[i, j, p]"
 
 
 @remembered(64)
-def write_rules(kind: Kind, preterminals: int, levels: int = 0) -> tuple[Declared, str]:
+def write_rules(
+    kind: Kind, preterminals: int, levels: int = 0, *, rooted: bool = True
+) -> tuple[Declared, str]:
     """The inputs and the rules of hypertrees.
 
     Args:
         kind: of the rules.
         preterminals: the number of states that only words have.
         levels: in how many steps the rules of one parent are summed, if they are listed.
+        rooted: whether the state of the whole is scored.
     """
     states = f"N+{preterminals}" if preterminals else "N"
     apart = preterminals > 0
@@ -75,8 +73,11 @@ def write_rules(kind: Kind, preterminals: int, levels: int = 0) -> tuple[Declare
         ),
         "free": ({}, _FREE, _FREE_APART),
     }[kind]  # fmt: skip
-    dims = {"unary": f"T T {states}", **inputs, "roots": "N"}
-    return _declared(dims), "\n".join([words if apart else _WORDS, text, _GOAL])
+    dims = {"unary": f"T T {states}", **inputs, **({"roots": "N"} if rooted else {})}
+    goal = _GOAL if rooted else _UNROOTED
+    if kind == "free" and apart:
+        text = text.rstrip() + " if p < N"
+    return _declared(dims), "\n".join([words if apart else _WORDS, text, goal])
 
 
 def _listed(levels: int, *, apart: bool) -> tuple[Declared, str]:
@@ -98,18 +99,10 @@ def _listed(levels: int, *, apart: bool) -> tuple[Declared, str]:
     return _declared(dims, whole), "\n".join([words, *text, _GOAL])
 
 
-@remembered(3)
-def write_kept_rules(kind: Literal["joint", "ranked", "free"]) -> tuple[Declared, str]:
-    """The inputs and the rules of hypertrees on a few states of each span."""
-    inputs: dict[str, str] = {}
-    whole: dict[str, str] = {}
-    if kind == "joint":
-        inputs, whole = {"joint": "M N N N"}, {"split": "T T T"}
-    elif kind == "ranked":
-        inputs = dict.fromkeys(("left", "right", "parent"), "T T N R")
-    text = {"joint": _KEPT, "ranked": _KEPT_RANKED, "free": _FREE}[kind]
-    dims = {"unary": "T T N", **inputs, "roots": "N"}
-    return _declared(dims, whole), "\n".join([_WORDS, text, _GOAL])
+def write_joint_rules() -> tuple[Declared, str]:
+    """The inputs and the rules of hypertrees on kept states with a table for every split."""
+    dims = {"unary": "T T N", "joint": "M N N N"}
+    return _declared(dims, {"split": "T T T"}), "\n".join([_WORDS, _JOINT, _UNROOTED])
 
 
 def _declared(dims: dict[str, str], whole: dict[str, str] | None = None) -> Declared:

@@ -75,7 +75,7 @@ def test_the_expectation_of_z_is_z_with_all_rules(proposal, kind, preterminals):
     torch.testing.assert_close(mean, model.log_partition(), rtol=0, atol=1e-12)
 
 
-def printed(cells, states, tree):
+def printed(cells):
     """Log Z by eq. 18 as it is printed: top with top and sampled with sampled, without rules."""
 
     def joined(left, right):
@@ -85,20 +85,33 @@ def printed(cells, states, tree):
     pair = [cells[:, i, i + 1] + joined(leaf[i], leaf[i + 1]) for i in range(2)]
     splits = [joined(leaf[0], pair[1]), joined(pair[0], leaf[2])]
     whole = cells[:, 0, 2] + torch.logaddexp(*splits)
-    return (whole + tree.root[states[:, 0, 2]]).logsumexp(-1)
+    return whole.logsumexp(-1)  # the root's potentials are among those of the whole
 
 
 def test_products_without_cross_terms_are_caught(monkeypatch):
     """The same expectation, with the other sum instead of ours."""
     model = hypertree("none", 3, 3)
     right, _ = expectation(model, Local(), TopTail(1, 1))
-    monkeypatch.setattr(
-        RestrictedHypertree, "log_partition", lambda self: printed(self.unary, self.states, model)
-    )
+    monkeypatch.setattr(RestrictedHypertree, "log_partition", lambda self: printed(self.unary))
     wrong, _ = expectation(model, Local(), TopTail(1, 1))
     truth = float(model.log_partition())
     assert abs(float(right) - truth) < 1e-12
     assert abs(float(wrong) - truth) > 0.1
+
+
+@pytest.mark.parametrize("kept", [1, 2])
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_best_trees_of_kept_states_have_their_scores(kind, kept):
+    """Those of one state of each span, too, whose rules are looked up at places that are data."""
+    model = hypertree(kind, 4, 3)
+    states = torch.randint(3, (2, 4, 4, kept), generator=torch.Generator().manual_seed(kept))
+    few = model.restrict(states, torch.zeros_like(states, dtype=torch.float64))
+    best = few.k_best(2)
+    # A tree of kept states scores what it scores in the whole model, each kept state once.
+    whole = states.expand(2, *states.shape).gather(-1, best.states.clamp(min=0).unsqueeze(-1))
+    whole = torch.where(best.states < 0, -1, whole.squeeze(-1))
+    torch.testing.assert_close(best.scores, model.score(whole), **CLOSE)
+    torch.testing.assert_close(best.scores[0], few.max_marginals().amax((-3, -2, -1)), **CLOSE)
 
 
 @pytest.mark.parametrize("kind", KINDS)
