@@ -16,7 +16,7 @@ from rdpgraph._core.types import Paths, Unary
 from rdpgraph.model.potentials.lowrank import LowRank
 from rdpgraph.model.potentials.operators import Banded, Monarch
 from rdpgraph.structures.chain import recursion, rules
-from rdpgraph.structures.chain.parts import AnyChain, Parts, inside, masked
+from rdpgraph.structures.chain.parts import AnyChain, Parts, between, inside, masked
 from rdpgraph.structures.chain.paths import score, states_of, traceback
 
 
@@ -41,7 +41,9 @@ def k_best(parts: AnyChain, k: int) -> tuple[Paths, Tensor]:
     """
     with torch.no_grad():
         states = _k_best_states(parts, k)
-    scores = score(parts, states)
+    known = states.clamp(min=0)
+    links = between(parts.transition, known[..., :-1], known[..., 1:])
+    scores = score(parts.unary, parts.lengths, links, states)
     repeated = (torch.arange(k, device=states.device) > 0).unsqueeze(1) & (parts.lengths == 0)
     scores = torch.where(repeated, -math.inf, scores)
     scores, order = scores.sort(dim=0, descending=True, stable=True)

@@ -9,13 +9,13 @@ from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
 from rdpgraph._core import tuning
-from rdpgraph.logspace.logmatrix import LogMatrix, soft_scatter
+from rdpgraph.logspace.logmatrix import LogMatrix, finite, soft_scatter, soft_sum
 from rdpgraph.model.potentials.lowrank import LowRank
 from rdpgraph.model.potentials.operators import PairOperator
 from rdpgraph.model.potentials.potential import Potential
 from rdpgraph.model.potentials.table import Table
+from rdpgraph.structures.chain import recursion
 from rdpgraph.structures.chain.parts import ChainTensors
-from rdpgraph.structures.chain.recursion import messages
 
 
 def log_masses(
@@ -44,8 +44,10 @@ def log_masses(
         or to the states kept, and beyond the length.
     """
     total, size = unary.shape[-2:]
-    sent = messages(few)
-    ahead, behind = (part.reshape(states.shape) for part in (sent.log_forward, sent.log_backward))
+    # Log-probabilities of each state given the prefix, and log-sums over the suffixes behind it.
+    sent = recursion.forward(few)
+    sent = sent - finite(soft_sum(sent, 2)).unsqueeze(2)
+    ahead, behind = (part.reshape(states.shape) for part in (sent, recursion.backward(few)))
     masses = unary.expand(*states.shape[:-1], size)
     if total > 1:
         before = ahead[..., :-1, :]

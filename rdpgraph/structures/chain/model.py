@@ -211,13 +211,15 @@ class Chain(Structure):
         states = as_states("A chain's sequences", states)
         lengths = self._flat_lengths()
         flat = checked_sequences(states, self.unary, lengths)
-        if isinstance(self.transition, Tensor):
-            return paths.score(self._parts(), flat).reshape(states.shape[:-1])
-        known = flat.clamp(min=0).reshape(states.shape)
-        links = between(self.transition, known[..., :-1], known[..., 1:])
+        known, link = flat.clamp(min=0), self.transition
+        if isinstance(link, Tensor):
+            link = self._parts().transition
+        else:  # a potential is evaluated at states with the dims of the batch
+            known = known.reshape(states.shape)
+        links = between(link, known[..., :-1], known[..., 1:])
         links = links.reshape(*flat.shape[:2], links.shape[-1])
         unary = self.unary.reshape(len(lengths), *self.unary.shape[-2:])
-        return paths.along(unary, lengths, links, flat).reshape(states.shape[:-1])
+        return paths.score(unary, lengths, links, flat).reshape(states.shape[:-1])
 
     @by_autograd
     def edge_marginals(self) -> Tensor:
@@ -336,7 +338,7 @@ class Chain(Structure):
         smoothing. Zero beyond the length, and after
         the point from which no sequence is possible.
         """
-        return self._shaped(recursion.filtered(self._given()))
+        return self._shaped(recursion.probabilities(recursion.forward(self._given())))
 
     def masks(self) -> "Masks":
         """The questions of masks: whether each step is in each state."""

@@ -22,7 +22,7 @@ from rdpgraph._core.types import Lengths, Paths, Unary
 from rdpgraph.logspace.gradients import possible_alone
 from rdpgraph.model.potentials.operators import Monarch
 from rdpgraph.structures.chain import recursion, rules
-from rdpgraph.structures.chain.parts import AnyChain, between, columns, inside
+from rdpgraph.structures.chain.parts import AnyChain, columns, inside
 from rdpgraph.structures.draws import checked_temperature, gumbel
 
 
@@ -53,18 +53,12 @@ def draw(parts: AnyChain, count: int, generator: torch.Generator | None) -> Path
     return traceback(recursion.forward(parts), parts, count=count, noise=noise)
 
 
-def score(parts: AnyChain, states: Paths) -> Tensor:
+def score(unary: Unary, lengths: Lengths, links: Tensor, states: Paths) -> Tensor:
     """(*lead, B) summed log-potentials (nats) of sequences (*lead, B, T); O(T) each.
 
-    -inf, with zero gradient, for a sequence with -1 within its length.
+    Given the log-values (*lead, B, T - 1) of neighbouring states. -inf, with zero gradient, for a
+    sequence with -1 within its length.
     """
-    known = states.clamp(min=0)
-    links = between(parts.transition, known[..., :-1], known[..., 1:])
-    return along(parts.unary, parts.lengths, links, states)
-
-
-def along(unary: Unary, lengths: Lengths, links: Tensor, states: Paths) -> Tensor:
-    """`score`, given the log-values (*lead, B, T - 1) of neighbouring states."""
     batch, total, _ = unary.shape
     steps = torch.arange(total, device=unary.device)
     items = torch.arange(batch, device=unary.device).unsqueeze(1)

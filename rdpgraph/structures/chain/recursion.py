@@ -1,7 +1,6 @@
 """Log Z of chains and their messages."""
 
 import math
-from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -9,7 +8,6 @@ from torch import Tensor
 from rdpgraph._core import tuning
 from rdpgraph._core.compiler import opaque
 from rdpgraph._core.types import LogZ, Unary
-from rdpgraph.logspace.logmatrix import finite, soft_sum
 from rdpgraph.model.potentials.lowrank import LowRank
 from rdpgraph.structures.chain import rules
 from rdpgraph.structures.chain.parts import (
@@ -21,17 +19,6 @@ from rdpgraph.structures.chain.parts import (
     replaced,
     sides_of,
 )
-
-
-@dataclass(frozen=True, eq=False)
-class ChainMessages:
-    """Forward and backward messages of chains, in nats; -inf beyond the length."""
-
-    # (B, T, N) log-probability of the state given the prefix that ends there, its unary included;
-    # -inf where that prefix is impossible.
-    log_forward: Tensor
-    # (B, T, N) log of the sum over suffixes after the step, its maximum 0; -inf if impossible.
-    log_backward: Tensor
 
 
 @opaque
@@ -115,17 +102,6 @@ def backward(parts: AnyChain, *, best: bool = False) -> Unary:
     if not best:
         behind = behind - peak(behind.detach(), (2,))
     return torch.where(inside(lengths, total).unsqueeze(2), behind, -math.inf)
-
-
-def messages(parts: AnyChain) -> ChainMessages:
-    """Forward and backward messages of tables or ranks; differentiable."""
-    sent = forward(parts)
-    return ChainMessages(sent - finite(soft_sum(sent, 2)).unsqueeze(2), backward(parts))
-
-
-def filtered(parts: AnyChain) -> Unary:
-    """(B, T, N) probabilities of the state given the prefix; differentiable; 0 if impossible."""
-    return probabilities(forward(parts))
 
 
 def probabilities(logs: Tensor) -> Tensor:
