@@ -16,9 +16,9 @@ from rdpgraph.model.potentials.features import FeatureError
 from rdpgraph.query.answers import Assignment, Bounds, Information, JointTable, StateValues
 from rdpgraph.query.structured import RelaxedStates
 from rdpgraph.structures.chain.model import KBest
-from rdpgraph.structures.configurations import KBestConfigurations
 from rdpgraph.structures.dependency.trees import KBestDependencies
 from rdpgraph.structures.derivations.model import KBestDerivations
+from rdpgraph.structures.draws import KBestConfigurations
 from rdpgraph.structures.grammar.trees import KBestTrees
 from rdpgraph.structures.semimarkov import KBestSegmentations
 

@@ -1,7 +1,8 @@
-"""Choices among alternatives: maxima, draws by noise, and relaxed draws at a temperature."""
+"""Choices among alternatives: maxima, the k best, draws by noise, and relaxed ones."""
 
 import math
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -15,6 +16,19 @@ from rdpgraph.model.graph import FactorGraph
 
 Pick = Callable[[Tensor], Tensor]
 """Chooses an entry of each row of log-values (Q, M), as (Q,)."""
+
+
+@dataclass(frozen=True, eq=False)
+class KBestConfigurations:
+    """The configurations of largest score, best first.
+
+    Attributes:
+        states: (k, *batch, *sites), -1 at unused sites, and throughout where there are fewer.
+        scores: (k, *batch) nats, of the derivations, unnormalised; -inf where there are fewer.
+    """
+
+    states: Tensor
+    scores: Tensor
 
 
 def checked_count(count: int, shape: Sequence[int] = ()) -> int:

@@ -38,8 +38,8 @@ from rdpgraph.recurrences.restriction import SAME, STATES, UNARY, label_sites, r
 from rdpgraph.structures.chain import paths
 from rdpgraph.structures.chain.parts import ChainTensors, Parts
 from rdpgraph.structures.checks import written_out
-from rdpgraph.structures.configurations import KBestConfigurations
 from rdpgraph.structures.draws import (
+    KBestConfigurations,
     checked_best,
     checked_count,
     perturbed,

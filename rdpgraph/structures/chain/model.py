@@ -42,8 +42,12 @@ from rdpgraph.structures.chain.parts import (
     table_of,
 )
 from rdpgraph.structures.chain.recognition import chain_graph, neighbours_of, recognised
-from rdpgraph.structures.configurations import KBestConfigurations
-from rdpgraph.structures.draws import checked_best, checked_count, require_generator
+from rdpgraph.structures.draws import (
+    KBestConfigurations,
+    checked_best,
+    checked_count,
+    require_generator,
+)
 
 KBest = KBestConfigurations
 """What `Chain.k_best` gives: sequences are configurations."""

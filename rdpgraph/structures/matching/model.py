@@ -22,8 +22,8 @@ from rdpgraph.model.soundness import require_possible
 from rdpgraph.model.variable import VariableArray
 from rdpgraph.plan.plan import require_room
 from rdpgraph.structures.chain.recognition import unary_sum
-from rdpgraph.structures.configurations import KBestConfigurations
 from rdpgraph.structures.draws import (
+    KBestConfigurations,
     Pick,
     checked_best,
     checked_count,

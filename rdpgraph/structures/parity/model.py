@@ -25,8 +25,12 @@ from rdpgraph.model.potentials.table import Table, as_values, checked_log_values
 from rdpgraph.model.restriction import Support
 from rdpgraph.model.soundness import require_possible
 from rdpgraph.model.variable import VariableArray
-from rdpgraph.structures.configurations import KBestConfigurations
-from rdpgraph.structures.draws import checked_best, checked_count, require_generator
+from rdpgraph.structures.draws import (
+    KBestConfigurations,
+    checked_best,
+    checked_count,
+    require_generator,
+)
 from rdpgraph.structures.parity import sweeps
 from rdpgraph.structures.parity.kept import WIDER, KeptCosets, kept_cosets
 from rdpgraph.structures.parity.parities import Parities, recognised
