@@ -95,10 +95,15 @@ def answers_of(posterior):
     return found
 
 
-@pytest.mark.parametrize("route", [*GRAPHS, *MORE])
-def test_what_a_route_calls_exact_is_the_sum_over_everything(route):
-    graph, posterior = made(route)
-    truth, answers = brute_force(graph), answers_of(posterior)
+@pytest.fixture(scope="module", params=[*GRAPHS, *MORE])
+def answered(request):
+    """A graph and its posterior by each route, what is true, and the answers."""
+    graph, posterior = made(request.param)
+    return graph, posterior, brute_force(graph), answers_of(posterior)
+
+
+def test_what_a_route_calls_exact_is_the_sum_over_everything(answered):
+    graph, posterior, truth, answers = answered
     singles = [graph.domain.variable(number) for number in range(graph.num_variables)]
     alone = {
         "log_partition": truth.log_partition, "entropy": truth.entropy,
@@ -123,10 +128,8 @@ def test_what_a_route_calls_exact_is_the_sum_over_everything(route):
                 close(posterior.factor_marginal(factor.variables), truth.joint(factor.variables))
 
 
-@pytest.mark.parametrize("route", [*GRAPHS, *MORE])
-def test_bounds_hold_and_modes_and_draws_are_possible(route):
-    graph, posterior = made(route)
-    truth, answers, slack = brute_force(graph), answers_of(posterior), 1e-6
+def test_bounds_hold_and_modes_and_draws_are_possible(answered):
+    (graph, posterior, truth, answers), slack = answered, 1e-6
     if "log_partition" in answers and posterior.status.bound is None:
         lower, upper = posterior.bounds()
         assert bool((lower <= truth.log_partition + slack).all())

@@ -100,11 +100,16 @@ def chart(name, dtype):
     }[name]()
 
 
+# Trees of one item are divided as those of two and as faint ones.
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 @pytest.mark.parametrize(
     "name",
-    ["trees", "two items", "faint", "ranks", "words", "kept", "segments", "wide", "wide, each"],
-)
+    [
+        "trees", "ranks", "words", "kept", "segments", "wide", "wide, each",
+        pytest.param("two items", marks=pytest.mark.long),
+        pytest.param("faint", marks=pytest.mark.long),
+    ],
+)  # fmt: skip
 def test_answers_for_few_items_are_equal_in_every_bit(name, dtype, by_threads):
     recurrence = chart(name, dtype)
 

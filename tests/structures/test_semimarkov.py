@@ -9,6 +9,7 @@ import torch
 import rdpgraph as rg
 from rdpgraph import Segmentation, SemiMarkov
 from rdpgraph.testing import brute_force
+from tests.cases import first_short
 
 DOUBLE = torch.float64
 
@@ -205,7 +206,7 @@ def with_zeros(model, seed=3):
     return SemiMarkov(model.unary.masked_fill(hidden, -math.inf), transition, lengths=model.lengths)
 
 
-@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("seed", first_short(range(4), 2))
 def test_hard_zeros_are_exact_and_without_nan(seed):
     model = with_zeros(random_model(5, 3, 3, batch=(3,), seed=seed), seed)
     segments = model.unary.requires_grad_()

@@ -120,8 +120,7 @@ def test_maxima(name, seed):
     ],
 )
 def test_dampings_temperatures_and_counting_numbers(options):
-    for seed in range(6, 8):
-        assert_alike(seed, **options)
+    assert_alike(6, **options)
     assert_alike(8, name="ordered", **options)
 
 
@@ -142,9 +141,8 @@ def test_rows_whose_evidence_and_tables_rule_out_other_states(name, temperature)
 
 def test_log_values_far_beyond_the_range_of_exponentials():
     """Sums are exact where every product underflows: they are taken in logs there."""
-    for seed in range(20, 22):
-        assert_alike(seed, draw={"far": 3e3})
-        assert_alike(seed, draw={"far": 3e3, "rows": 3, "evidence": True})
+    assert_alike(20, draw={"far": 3e3})
+    assert_alike(21, draw={"far": 3e3, "rows": 3, "evidence": True})
 
 
 def test_single_precision():
