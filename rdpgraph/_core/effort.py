@@ -20,7 +20,7 @@ EARLY, HOPELESS, LEAST_DONE = 0.25, 2.0, 1e-3
 """Part of the seconds before which no end is foreseen, as predictions are poor then; predicted
 parts at which exact inference or a pass of mini-buckets is given up; and the least part of the work
 that a prediction starts from."""
-UPWARDS, UPWARDS_ENDING = 0.6, 0.9
+UPWARDS, UPWARDS_ENDING = 0.6, 0.8
 """Parts in which an upward pass must end, and in which it must if the products that are done say
 that it will. Its share is predicted as a third: twice that is allowed before the rest is left for
 approximate answers, which are much worse than a pass that is nearly done."""

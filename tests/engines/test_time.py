@@ -218,7 +218,7 @@ def test_a_pass_that_takes_longer_than_predicted_is_ended(watch):
     Watch().look()
 
 
-@pytest.mark.parametrize(("whole", "ends"), [(5.5, True), (7.5, True), (9.5, False)])
+@pytest.mark.parametrize(("whole", "ends"), [(5.5, True), (7.0, True), (9.5, False)])
 def test_log_z_that_is_nearly_done_is_not_given_up(watch, whole, ends):
     """A pass that is foreseen to end leaves no time for others, whose answers are worse."""
     x = [rg.Variable(f"x{number}", 5) for number in range(21)]
