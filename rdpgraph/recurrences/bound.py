@@ -9,6 +9,7 @@ from typing import Any, Self
 import torch
 from torch import Tensor
 
+from rdpgraph._core import tuning
 from rdpgraph._core.cache import Kept
 from rdpgraph._core.numbers import outside
 from rdpgraph._core.shards import is_sharded, part_of, require_alike
@@ -346,6 +347,13 @@ class Bound:
         """(*batch,) log Z for other logs of the inputs, in their order."""
         return self._evaluated(self.given | dict(zip(self.logs(), logs, strict=True)), LogSum())
 
+    def _exact_log_partition_of(self, *logs: Tensor) -> Tensor:
+        """`_log_partition_of` by exact log-sums on torch, of which second derivatives are taken."""
+        flat = self._flat(self.given | dict(zip(self.logs(), logs, strict=True)))
+        self._check_written(flat)
+        goal = logsums.exact_log_partition(self.program, flat, self._flat_lengths(), self._sizes)
+        return self._batched(goal, 0)
+
     def log_partition(self) -> Tensor:
         """(*batch,) log Z in nats; -inf where nothing is possible. All derivatives exist."""
         return self._evaluated(self.given, LogSum())
@@ -490,7 +498,20 @@ class Bound:
             return mean_scores(self._log_partition_of, logs, scores)
         flat, lengths = self._flat(self.given), self._flat_lengths()
         if not self._served([*flat.values()]):
-            return mean_scores(self._log_partition_of, logs, scores)
+            tracked = torch.is_grad_enabled() and any(x.requires_grad for x in (*logs, *scores))
+            entries = self._items * sum(x[0].numel() for x in flat.values() if len(x))
+            if tracked or entries > tuning.LARGE_BLOCK:
+                return mean_scores(self._exact_log_partition_of, logs, scores)
+            # By the uses of all entries by each item, which need no derivatives of derivatives.
+            whole, lead = self._with_batch(self.logs()), len(self._batch)
+            log_z, uses = expectations(
+                whole._log_partition_of, [*whole.logs().values()], tracked=False
+            )
+            mean = torch.zeros_like(log_z)
+            for use, score in zip(uses, scores, strict=True):
+                own = (use * score).reshape(*self._batch, use.shape[lead:].numel())
+                mean = mean + own.sum(lead)
+            return log_z, torch.where(log_z > -torch.inf, mean, 0.0)
         every = self._flat(self.given | dict(zip(self.logs(), scores, strict=True)))
         said = [x for x in every.values() if x.is_floating_point()]
         found = executor.mean_score(self.program, lengths, self._sizes, [*flat.values()], said)

@@ -26,7 +26,7 @@ from rdpgraph._core.cache import remembered
 from rdpgraph.recurrences.affine import evaluate_form
 from rdpgraph.recurrences.evaluation import run_of
 from rdpgraph.recurrences.interpreter import CellBlock, Run
-from rdpgraph.recurrences.named_tensors import NamedTensor, plan_steps
+from rdpgraph.recurrences.named_tensors import NamedTensor
 from rdpgraph.recurrences.program import Program
 from rdpgraph.recurrences.semirings import LogSum, Max
 
@@ -129,12 +129,10 @@ class Derived:
         for k, (read, own, number) in enumerate(zip(rule.factors, factors, numbers, strict=True)):
             # The best of all else that is read, for each entry, by products of maxima.
             rest = [*others, *(factor for j, factor in enumerate(factors) if j != k)]
-            if k not in term.plans:
-                names = dict.fromkeys(n for factor in rest for n in factor.names)
-                sizes = {n: factor.size(n) for factor in rest for n in factor.names}
-                over = [n for n in names if n not in number.names]
-                term.plans[k] = plan_steps(rest, over, sizes)
-            through = cells.values.products.contract(rest, term.plans[k])
+            names = dict.fromkeys(name for factor in rest for name in factor.names)
+            over = [name for name in names if name not in number.names]
+            plan = cells.values.layout.plan((term.rule, k), rest, over)
+            through = cells.values.products.contract(rest, plan)
             total = through.arranged(number.names) + own.arranged(number.names)
             total = total.expand(len(above.values), *total.shape[1:])
             place = number.values.expand(total.shape).reshape(len(total), -1)
@@ -267,7 +265,7 @@ class _Alternatives:
                         continue
                     some, alternative = nodes.of(which), alternative[which]
                     ranks = [each[which] for each in ranks]
-                variables = _unravelled(alternative, self.sizes(block, term))
+                variables = _unravelled(alternative, self.values.sizes_over(term))
                 at, rank = {**self._within(some, term), **variables}, iter(ranks)
                 factors = self.program.rules[term.rule].factors
                 # The entries that they read there.
@@ -286,7 +284,7 @@ class _Alternatives:
         """An alternative of each node."""
         # In parts that have about as many alternatives as a block of memory.
         terms, parts = nodes.block.terms, list[tuple[Tensor, Tensor | None]]()
-        each = sum(math.prod(self.sizes(nodes.block, term).values()) for term in terms)
+        each = sum(math.prod(self.values.sizes_over(term).values()) for term in terms)
         count, many = nodes.count, max(1, tuning.CACHE_BLOCK // max(1, each))
         for start in range(0, count, many):
             some = nodes if many >= count else nodes.of(slice(start, start + many))
@@ -307,7 +305,7 @@ class _Alternatives:
 
     def _logs(self, nodes: _NodesOfBlock, term: Any) -> Tensor:
         """(Q, A) the values of all alternatives of nodes by one rule."""
-        at, over = self._within(nodes, term), self.sizes(nodes.block, term)
+        at, over = self._within(nodes, term), self.values.sizes_over(term)
         parts = [_entries(x, nodes.item, at, [*over]) for x in self.factors(nodes.block, term)]
         # The small ones first, so that few sums are of all alternatives.
         total = functools.reduce(torch.add, sorted(parts, key=torch.numel))
@@ -334,14 +332,6 @@ class _Alternatives:
             if end - start < size:
                 at[name] = (at[name] - start).clamp_(0, end - start - 1)
         return at
-
-    def sizes(self, block: CellBlock, term: Any) -> dict[str, int]:
-        """The variables that a rule sums over, and how many values each has."""
-        if term.over is None:
-            sizes = {n: f.size(n) for f in self.factors(block, term) for n in f.names}
-            rule = self.program.rules[term.rule]
-            term.over = {name: sizes.get(name, 1) for name in rule.over}
-        return term.over
 
 
 def _unravelled(number: Tensor, sizes: Mapping[str, int]) -> dict[str, Tensor]:
@@ -488,7 +478,7 @@ class _Lists:
             within = {name: end - start for name, (start, end) in zip(sizes, ends, strict=True)}
             own, made = self._of_term(
                 self.cells.factors(block, term), numbers, {"": items, **within},
-                self.cells.sizes(block, term),
+                self.cells.values.sizes_over(term),
             )  # fmt: skip
             # Put where the box is among all cells; elsewhere there are none.
             if within != sizes:

@@ -12,8 +12,8 @@ sizes (`Layout`) and kept.
 
 import copy
 import math
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple, Protocol, Self
 
 import numpy as np
@@ -39,6 +39,7 @@ from rdpgraph.recurrences.semirings import Semiring
 
 Index = NDArray[np.int64]
 
+_CELLS = 1 << 20  # places and loops of steps that are laid out at once
 STEP = "step"
 """The name of the order where it is a variable of its own; users' variables may not hide it."""
 
@@ -81,9 +82,6 @@ class RuleStep:
         pad: how many places there are around the box, for `pad`; None: none.
         cell: what is read of a table, if the rule is one of one cell that reads one other; else
             None.
-        plan: how the factors are multiplied; None until they are.
-        plans: how all factors but one are, where derivations have asked.
-        over: what is summed over, and how many values each has; None until they ask.
     """
 
     rule: int
@@ -94,9 +92,6 @@ class RuleStep:
     spans: tuple[tuple[int, int], ...]
     pad: list[int] | None
     cell: _TableRead | None = None
-    plan: list[ProductStep] | None = None
-    plans: dict[int, list[ProductStep]] = field(default_factory=dict[int, list[ProductStep]])
-    over: dict[str, int] | None = None
 
 
 @dataclass(frozen=True, eq=False)
@@ -187,19 +182,18 @@ class Layout:
         self.ends: dict[tuple[str, int], int] = {}
         self.listed: Kept[dict[Any, Any]] | None = None  # what `lists` works out for data
         self._gathered: dict[tuple[str, Read], InputRead] = {}
-        self.terms: dict[tuple[str, int], list[RuleStep]] = {}
+        self.terms: dict[str, dict[int, list[RuleStep]]] = {}
+        self.plans: dict[Any, list[ProductStep]] = {}
 
     def terms_at(self, table: str, step: int) -> list[RuleStep]:
         """The rules of a table that add something in a step."""
-        key = table, step
-        if key not in self.terms:
-            found = [
-                self._term(number, rule, step)
-                for number, rule in enumerate(self.program.rules)
-                if rule.table == table
-            ]
-            self.terms[key] = [term for term in found if term is not None]
-        return self.terms[key]
+        if table not in self.terms:
+            self.terms[table] = {}
+            for number, rule in enumerate(self.program.rules):
+                if rule.table == table:
+                    for own, term in self._terms(number, rule):
+                        self.terms[table].setdefault(own, []).append(term)
+        return self.terms[table].get(step, [])
 
     def series_end(self, term: RuleStep, table: str, first: int) -> int:
         """The first step of a table from one on that no rule computes from the cell before it.
@@ -244,64 +238,82 @@ class Layout:
             self._gathered[key] = InputRead(at, taken, kept, (*every, *labels))
         return self._gathered[key]
 
-    def _term(self, number: int, rule: Rule, step: int) -> RuleStep | None:
-        shape = self.shapes[rule.table]
+    def plan(
+        self, key: object, factors: Sequence[NamedTensor], over: Sequence[str]
+    ) -> list[ProductStep]:
+        """How some factors are multiplied and summed, as worked out for the first of their names.
+
+        Args:
+            key: of the rule, and of the factors among those that it has.
+            factors: the names of whose dims matter, and whether they are fixed.
+            over: the names to sum over.
+        """
+        key = key, tuple(over), tuple((factor.names, factor.fixed) for factor in factors)
+        if key not in self.plans:
+            sizes = {name: factor.size(name) for factor in factors for name in factor.names}
+            self.plans[key] = plan_steps(factors, over, {**sizes, **self.ranges})
+        return self.plans[key]
+
+    def _terms(self, number: int, rule: Rule) -> Iterator[tuple[int, RuleStep]]:
+        """A rule in each step in which it adds anything."""
+        shape, labels = self.shapes[rule.table], self.program.labels
         dims = [*shape.places, *self.loops(rule)]
-        # The value of every name in this step: along its own dim, if it is a place or a loop.
-        grid: dict[str, Any] = {**self.sizes, STEP: step}
-        for k, name in enumerate(dims):
-            count = self.ranges[name]
-            grid[name] = np.arange(count).reshape(-1, *[1] * (len(dims) - 1 - k))
-        for axis, form in shape.coordinates().items():
-            if axis not in self.program.labels and axis not in grid:
-                grid[axis] = evaluate_form(form, grid)
-        holds = np.ones([self.ranges[name] for name in dims], dtype=bool)
-        for form in self.conditions(rule):
-            if not form.names & self.program.labels:
-                holds &= evaluate_form(form, grid) >= 0
-        if not holds.any():
-            return None
-        # The smallest box around everything that holds.
-        box: dict[str, tuple[int, int]] = {}
-        for k, name in enumerate(dims):
-            rest = tuple(j for j in range(len(dims)) if j != k)
-            some = np.flatnonzero(holds.any(rest))
-            box[name] = int(some[0]), int(some[-1]) + 1
-        cut = tuple(slice(*ends) for ends in box.values())
-        holds = holds[cut]
-        for k, name in enumerate(dims):
-            grid[name] = grid[name][(slice(*box[name]), *[slice(None)] * (len(dims) - 1 - k))]
-        for axis, form in shape.coordinates().items():
-            if axis == shape.solved:
-                grid[axis] = evaluate_form(form, grid)
-        # What is read of tables, and which variables nothing that is read depends on.
-        tables = [self.program.table(factor.array) for factor in rule.factors]
-        reads = tuple(
-            None if table is None else self._read(factor, table, dims, grid, holds)
-            for factor, table in zip(rule.factors, tables, strict=True)
-        )
+        sizes = [self.ranges[name] for name in dims]
+        if not all(sizes):
+            return
+        limits = [form for form in self.conditions(rule) if not form.names & labels]
+        reads = [self._row_form(factor, shape) for factor in rule.factors]
+        # Which variables nothing that is read depends on.
         known = set[str]()
-        for factor, read in zip(rule.factors, reads, strict=True):
-            if read is None:
-                known |= {*self.gathered(rule, factor).names}
-            else:
-                looked = [
-                    str(at) for one in read.labels if isinstance(one, Lookup) for at in one.index
-                ]
-                known |= {*read.names, *looked}
-        counted = tuple(n for n, (low, high) in box.items() if n not in known and high - low > 1)
+        for factor, form in zip(rule.factors, reads, strict=True):
+            known |= {*(self.gathered(rule, factor).names if form is None else form.moving)}
+        idle = [name for name in dims if name not in known]
+        # The value of every name: steps, places and loops are along dims of their own. As many
+        # steps at once as take little memory.
+        many = max(1, _CELLS // math.prod(sizes))
+        for start in range(0, shape.steps, many):
+            steps = np.arange(start, min(start + many, shape.steps))
+            grid: dict[str, Any] = {**self.sizes, STEP: steps.reshape(-1, *[1] * len(dims))}
+            for k, (name, size) in enumerate(zip(dims, sizes, strict=True)):
+                grid[name] = np.arange(size).reshape(-1, *[1] * (len(dims) - 1 - k))
+            for axis, form in shape.coordinates().items():
+                if axis not in labels and axis not in grid:
+                    grid[axis] = evaluate_form(form, grid)
+            holds: Any = np.ones([len(steps), *sizes], dtype=bool)
+            for form in limits:
+                holds &= evaluate_form(form, grid) >= 0
+            # In each step, the smallest box around everything that holds.
+            counts = holds.reshape(len(steps), -1).sum(1)
+            ends: list[tuple[list[int], list[int]]] = []
+            for k, size in enumerate(sizes, 1):
+                some = holds.any(tuple(j for j in range(1, 1 + len(dims)) if j != k))
+                last = size - some[:, ::-1].argmax(1)
+                ends.append((some.argmax(1).tolist(), last.tolist()))
+            for at in np.flatnonzero(counts).tolist():
+                box = {n: (low[at], high[at]) for n, (low, high) in zip(dims, ends, strict=True)}
+                mask = None
+                if math.prod(high - low for low, high in box.values()) > counts[at]:
+                    mask = holds[at][tuple(slice(*each) for each in box.values())].copy()
+                yield start + at, self._term(number, shape, start + at, box, mask, reads, idle)
+
+    def _term(
+        self, number: int, shape: TableShape, step: int, box: Mapping[str, tuple[int, int]],
+        mask: Any, forms: "Sequence[_RowForm | None]", idle: Sequence[str],
+    ) -> RuleStep:  # fmt: skip
+        """A rule in a step, where the mask (None: all) is set in a box of its places and loops."""
+        reads = tuple(None if form is None else form.at(step, box, mask) for form in forms)
         # Places around the box, those of the last dim first.
         pad = [0] * (2 * len(shape.labels))
         for name, size in reversed([*shape.places.items()]):
             pad += [box[name][0], size - box[name][1]]
-        mask = None if holds.all() else torch.from_numpy(holds)
-        spans = tuple(box[name] for name in shape.places)
         # Whether this is one cell that reads one other.
         found = [read for read in reads if read is not None]
         alone = not box and mask is None and len(found) == 1 and not shape.places
         alone = alone and found[0].rows is None and found[0].plain is not None
         return RuleStep(
-            number, box, mask, reads, counted, spans, pad if any(pad) else None,
+            number, box, None if mask is None else torch.from_numpy(mask), reads,
+            tuple(name for name in idle if box[name][1] - box[name][0] > 1),
+            tuple(box[name] for name in shape.places), pad if any(pad) else None,
             found[0] if alone and found[0].labels else None,
         )  # fmt: skip
 
@@ -318,44 +330,86 @@ class Layout:
                     forms += inside(Read(at.array, at.index), self.program.by_name[at.array])
         return [form for form in dict.fromkeys(forms) if form.terms or form.constant < 0]
 
-    def _read(
-        self, read: Read, table: CellTable, dims: list[str], grid: Mapping[str, Any], holds: Any
-    ) -> _TableRead:
-        """The rows of a table that a term reads, for the box of its places and loops."""
-        shape = self.shapes[table.name]
+    def _row_form(self, read: Read, writer: TableShape) -> "_RowForm | None":
+        """Where a rule of a table reads another one; None for an input."""
+        table = self.program.table(read.array)
+        if table is None:
+            return None
+        # The step, and the number of the row in it, as forms in the step and the variables.
+        shape, moves = self.shapes[table.name], writer.coordinates() if writer.solved else {}
         at = dict(zip(table.axes, read.index, strict=True))
-        point = {
-            axis: evaluate_form(form, grid)
-            for axis, form in at.items()
-            if isinstance(form, Affine) and axis not in self.program.labels
-        }
-        order = np.broadcast_to(evaluate_form(table.order, {**self.sizes, **point}), holds.shape)
-        low, high = int(order[holds].min()), int(order[holds].max())
-        rows: Any = order - low
+        forms = {axis: one for axis, one in at.items() if isinstance(one, Affine)}
+        order, row = table.order.substitute(forms), Affine()
         for axis, size in shape.places.items():
-            rows = rows * size + point[axis]
-        rows = np.broadcast_to(rows, holds.shape)
-        rows = np.where(holds, rows, np.clip(rows, 0, (high - low + 1) * shape.cells - 1))
+            row = row * size + forms[axis]
+        sizes = {name: Affine.of(size) for name, size in self.sizes.items()}
+        labels = tuple(
+            one if isinstance(one, Lookup) else str(one)
+            for one in (at[axis] for axis in table.axes if axis in self.program.labels)
+        )
+        order, row = (form.substitute(moves).substitute(sizes) for form in (order, row))
+        return _RowForm(table.name, shape.cells, order, row, labels)
+
+
+@dataclass(frozen=True, eq=False)
+class _RowForm:
+    """Which rows of a table a rule reads.
+
+    Attributes:
+        cells: how many rows a step has.
+        order, row: the step that is read, and the row in it, by the step, places and loops.
+        labels: as of `_TableRead`.
+    """
+
+    table: str
+    cells: int
+    order: Affine
+    row: Affine
+    labels: tuple[str | Lookup, ...]
+
+    @cached_property
+    def moving(self) -> frozenset[str]:
+        """The names that what is read depends on."""
+        looked = [str(at) for one in self.labels if isinstance(one, Lookup) for at in one.index]
+        return (self.order * self.cells + self.row).names | {*looked}
+
+    def at(self, step: int, box: Mapping[str, tuple[int, int]], mask: Any) -> _TableRead:
+        """The rows that are read in a step, for a box of places and loops."""
+        orders, row = self._on(self.order, step, box), self._on(self.row, step, box)
+        if mask is not None:
+            orders = np.broadcast_to(orders, mask.shape)[mask]
+        low, high = int(orders.min()), int(orders.max())
+        rows = (self._on(self.order, step, box) - low) * self.cells + row
         # Leave out dims along which nothing changes.
-        names = tuple(dims)
-        for name in dims:
-            k = names.index(name)
-            if (rows == rows.take([0], k)).all():
-                rows = rows.take(0, k)
-                names = tuple(each for each in names if each != name)
+        moving = (self.order * self.cells + self.row).names
+        kept = [name for name, (start, end) in box.items() if name in moving and end - start > 1]
         flat = rows.reshape(-1)
-        chosen: Tensor | slice | None = torch.from_numpy(flat.copy())
-        if bool((np.diff(flat) == 1).all()):
+        if mask is not None:
+            flat = flat.clip(0, (high - low + 1) * self.cells - 1)
+        chosen: Tensor | slice | None
+        if bool((flat[1:] - flat[:-1] == 1).all()):
             chosen = slice(int(flat[0]), int(flat[0]) + len(flat))
-            chosen = None if low == high and len(flat) == shape.cells else chosen
-        own = [at[axis] for axis in table.axes if axis in self.program.labels]
-        labels = tuple(one if isinstance(one, Lookup) else str(one) for one in own)
-        every = [*names, *(one for one in labels if isinstance(one, str))]
-        is_plain = len({*every}) == len(names) + len(labels)
+            chosen = None if low == high and len(flat) == self.cells else chosen
+        else:
+            chosen = torch.from_numpy(flat)
+        every = [*kept, *(one for one in self.labels if isinstance(one, str))]
+        is_plain = len({*every}) == len(kept) + len(self.labels)
+        sizes = tuple(box[name][1] - box[name][0] for name in kept)
         return _TableRead(
-            table.name, low, high, chosen, names, tuple(rows.shape), labels,
+            self.table, low, high, chosen, tuple(kept), sizes, self.labels,
             tuple(every) if is_plain else None,
         )  # fmt: skip
+
+    @staticmethod
+    def _on(form: Affine, step: int, box: Mapping[str, tuple[int, int]]) -> Index:
+        """The values of a form in a box, of size 1 where it does not change."""
+        total = np.full([1] * len(box), form.constant + form.coefficient(STEP) * step)
+        for k, (name, (start, end)) in enumerate(box.items()):
+            times = form.coefficient(name)
+            if times:
+                values = times * np.arange(start, end)
+                total = total + values.reshape(-1, *[1] * (len(box) - 1 - k))
+        return total
 
 
 @remembered(64)
@@ -581,6 +635,12 @@ class Run:
             found.append(NamedTensor(mask, tuple(term.box)))
         return found
 
+    def sizes_over(self, term: Any) -> dict[str, int]:
+        """The variables that a rule sums over, and how many values each has."""
+        ends = {name: end - start for name, (start, end) in term.box.items()}
+        over = self.program.rules[term.rule].over
+        return {name: ends.get(name, self.layout.ranges[name]) for name in over}
+
     def _ones(self, term: RuleStep) -> NamedTensor:
         """1 for each value of what only conditions have."""
         sizes = [term.box[name][1] - term.box[name][0] for name in term.counted]
@@ -590,11 +650,9 @@ class Run:
 
     def plan(self, term: RuleStep, factors: list[NamedTensor]) -> list[ProductStep]:
         """How the factors are multiplied."""
-        if term.plan is None:
-            over = self.program.rules[term.rule].over
-            over = [name for name in over if any(name in factor.names for factor in factors)]
-            term.plan = plan_steps(factors, over, self.layout.ranges)
-        return term.plan
+        over = self.program.rules[term.rule].over
+        over = [name for name in over if any(name in factor.names for factor in factors)]
+        return self.layout.plan(term.rule, factors, over)
 
     def _value(self, term: RuleStep, shape: TableShape, step: int) -> Tensor:
         """(items or 1, *places, *labels) of a rule in a step; what its box lacks is absent."""
@@ -654,13 +712,15 @@ class Run:
             return self.tables[name].narrow(1, low * shape.cells, (high + 1 - low) * shape.cells)
         if low == high:
             return shape.in_rows(self.values(name, low))
-        # Where one step more than before is read, it is put below what was put together.
-        first, last, known = self.pools.get(name, (-1, -1, self.like))
+        # Steps that were put together before are a part of it, and those after are put below.
+        first, last, known = self.pools.get(name, (0, -1, self.like))
         if (first, last) != (low, high):
-            above = [known] if (first, last) == (low, high - 1) else [
-                shape.in_rows(self.values(name, step)) for step in range(low, high)
-            ]  # fmt: skip
-            known = torch.cat([*above, shape.in_rows(self.values(name, high))], 1)
+            below = range(last + 1 if first <= low <= last <= high else low, high + 1)
+            parts = [shape.in_rows(self.values(name, step)) for step in below]
+            if below.start > low:
+                kept = (last + 1 - low) * shape.cells
+                parts.insert(0, known.narrow(1, known.shape[1] - kept, kept))
+            known = torch.cat(parts, 1) if len(parts) > 1 else parts[0]
             self.pools[name] = low, high, known
         return known
 

@@ -62,7 +62,7 @@ class _RuleCells:
         where: (items or 1, *dims) where it holds, and the names of the dims; None: everywhere.
         sizes: of all names.
         steps: how the factors are multiplied; None until they are.
-        box, plans, over: as for `RuleStep`.
+        box: none, as all of a block is computed.
     """
 
     rule: int
@@ -71,8 +71,6 @@ class _RuleCells:
     sizes: Mapping[str, int]
     steps: list[ProductStep] | None = None
     box: Mapping[str, tuple[int, int]] = field(default_factory=dict[str, tuple[int, int]])
-    plans: dict[int, list[ProductStep]] = field(default_factory=dict[int, list[ProductStep]])
-    over: dict[str, int] | None = None
 
 
 def _known(run: Run) -> dict[Any, Any]:
@@ -260,6 +258,10 @@ class ListedRun(Run):
     def reads(self, block: CellBlock, term: _RuleCells) -> list[NamedTensor]:
         """What a rule reads for the cells of a block, factor by factor."""
         return [self._entries_of(entries) for entries in term.entries]
+
+    def sizes_over(self, term: _RuleCells) -> dict[str, int]:
+        """The variables that a rule sums over, and how many values each has."""
+        return {name: term.sizes[name] for name in self.program.rules[term.rule].over}
 
     def conditions(self, term: _RuleCells) -> list[NamedTensor]:
         """Where a rule holds, and 1 for each value of what only conditions have."""

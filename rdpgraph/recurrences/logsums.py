@@ -441,6 +441,22 @@ class _Series(torch.autograd.Function):
 # ---- log Z ----
 
 
+def exact_log_partition(
+    program: Program, inputs: Mapping[str, Tensor], lengths: Mapping[str, Tensor | int],
+    sizes: Mapping[str, int],
+) -> Tensor:  # fmt: skip
+    """(items,) log Z in nats by exact log-sums, in float64 where there is one."""
+    logs = {array.name: inputs[array.name] for array in program.inputs if not array.whole}
+    dtype = next((x.dtype for x in logs.values()), torch.float64)
+    if dtype.itemsize < 8 and all(x.device.type != "mps" for x in logs.values()):
+        inputs = {**inputs, **{name: x.double() for name, x in logs.items()}}
+    goal = evaluate(program, inputs, lengths, sizes, LogSum()).to(dtype)
+    # Where no input has a part in it, as where all items are empty, its gradient is zero.
+    for x in () if goal.requires_grad else (x for x in logs.values() if x.requires_grad):
+        goal = torch.where(torch.ones_like(goal, dtype=torch.bool), goal, x.sum().to(goal))
+    return goal
+
+
 def log_partition(
     program: Program, inputs: Mapping[str, Tensor], lengths: Mapping[str, Tensor | int],
     sizes: Mapping[str, int],
@@ -452,16 +468,8 @@ def log_partition(
     logs = {array.name: inputs[array.name] for array in program.inputs if not array.whole}
 
     def exact(*values: Tensor) -> Tensor:
-        """The exact log-sums, in float64 where there is one."""
         given = {**inputs, **dict(zip(logs, values, strict=True))}
-        dtype = next((x.dtype for x in values), torch.float64)
-        if dtype.itemsize < 8 and all(x.device.type != "mps" for x in values):
-            given = {**given, **{name: given[name].double() for name in logs}}
-        goal = evaluate(program, given, lengths, sizes, LogSum()).to(dtype)
-        # Where no input has a part in it, as where all items are empty, its gradient is zero.
-        for x in () if goal.requires_grad else (x for x in values if x.requires_grad):
-            goal = torch.where(torch.ones_like(goal, dtype=torch.bool), goal, x.sum().to(goal))
-        return goal
+        return exact_log_partition(program, given, lengths, sizes)
 
     # Real logs on a device that has float64, and no derivatives but those that are taken backwards.
     served = all(x.is_floating_point() and x.device.type != "mps" for x in logs.values())

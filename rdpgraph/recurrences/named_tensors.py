@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, Protocol, TypeVar
 
 import torch
@@ -106,13 +106,13 @@ class ProductStep:
     """Multiply the factors at two places, or take one (-1), and sum names out; append the result.
 
     Attributes:
-        join: how factors of some sizes are multiplied, those that were multiplied last.
+        joins: how factors of some sizes are multiplied.
     """
 
     one: int
     other: int
     summed: tuple[str, ...]
-    join: "Join | None" = None
+    joins: "dict[object, Join]" = field(default_factory=dict[object, "Join"])
 
 
 def plan_steps(
@@ -286,7 +286,6 @@ class Join:
     columns, k).
 
     Attributes:
-        key: the sizes of the two, and whether the second is a matrix.
         items: of the two.
         x, y: how they are viewed for that.
         names: of the result.
@@ -298,15 +297,15 @@ class Join:
 
     @classmethod
     def of(cls, x: NamedTensor, y: NamedTensor, step: ProductStep) -> "Join":
-        """How two factors are multiplied: as the last of their sizes in this step, or anew."""
-        join, key = step.join, (x.values.shape, y.values.shape, y.is_matrix)
-        if join is None or join.key != key:
-            join = step.join = cls(x, y, step.summed)
-        return join
+        """How two factors are multiplied: as others of their sizes in this step, or anew."""
+        key = x.values.shape, y.values.shape, y.is_matrix
+        if key not in step.joins:
+            step.joins[key] = cls(x, y, step.summed)
+        return step.joins[key]
 
     def __init__(self, one: NamedTensor, other: NamedTensor, summed: tuple[str, ...]) -> None:
         x, y = one.names, other.names
-        x_size, y_size, is_matrix = self.key = one.values.shape, other.values.shape, other.is_matrix
+        x_size, y_size, is_matrix = one.values.shape, other.values.shape, other.is_matrix
         items, others = self.items = x_size[0], y_size[0]
         sizes = dict(zip((*x, *y), (*x_size[1:], *y_size[1:]), strict=True))
         shared = [name for name in x if name in y and name not in summed]

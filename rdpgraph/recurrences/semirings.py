@@ -121,7 +121,10 @@ class _MaxMatrix:
         self.columns = matrix.movedim(-1, 0).unsqueeze(-2)
 
     def times(self, rows: Tensor) -> Tensor:
-        return streamed_max(rows.movedim(-1, 0).unsqueeze(-1), self.columns, tuning.BLOCK)
+        rows = rows.movedim(-1, 0).unsqueeze(-1)
+        if rows.numel() * self.columns.shape[-1] <= tuning.CACHE_BLOCK:
+            return (rows + self.columns).amax(0)
+        return streamed_max(rows, self.columns, tuning.BLOCK)
 
 
 class Most(_Logs):
