@@ -10,7 +10,6 @@ from typing import Any
 import numpy as np
 
 from rdpgraph._core import effort, tuning
-from rdpgraph._core.cache import cached_property
 from rdpgraph._core.progress import goes_on
 from rdpgraph.engines.moves import ComponentSum, MovedPart, Moves, components, narrowest
 from rdpgraph.engines.reduction.tables import Integers, Tables
@@ -376,23 +375,28 @@ class NeighbourhoodSearch:
 
     def _near(self, most: int) -> list[int]:
         """Return variables around a random one to maximise over, with their summed components."""
-        starts, near = self._lists
-        seed = self.rng.choice(self.centres)
-        part, queue = {seed}, deque([seed])
-        while queue and len(part) < most:
-            v = queue.popleft()
-            for u in near[starts[v] : starts[v + 1]]:
-                if u not in part and u not in self.settled:
-                    part.add(u)
-                    queue.append(u)
-        return self._with_sums(part)
-
-    @cached_property
-    def _lists(self) -> tuple[list[int], list[int]]:
-        """The first place of each variable's neighbours, and these, as lists."""
-        graph = self.tables.graph
-        starts, near = graph.starts, graph.near
-        return starts.tolist(), near.tolist()
+        starts, near = self.tables.graph.starts, self.tables.graph.near
+        taken = np.zeros(len(self.tables.sizes), np.bool_)
+        taken[list(self.settled)] = True
+        level = np.array([self.rng.choice(self.centres)])
+        taken[level] = True
+        part, count = [level], 1
+        while len(level) and count < most:
+            # All neighbours of this level in turn, each at the first variable that it is next to.
+            lengths = starts[level + 1] - starts[level]
+            owners = np.repeat(np.arange(len(level)), lengths)
+            places = np.arange(len(owners)) + (starts[level] - lengths.cumsum() + lengths)[owners]
+            fresh = ~taken[near[places]]
+            found, owners = near[places[fresh]], owners[fresh]
+            first = np.sort(np.unique(found, return_index=True)[1])
+            found, owners = found[first], owners[first]
+            # A variable has its neighbours added only while there are too few.
+            enough = int((count + np.searchsorted(owners, np.arange(len(level))) < most).sum())
+            level = found[owners < enough].astype(np.int64)
+            taken[level] = True
+            part.append(level)
+            count += len(level)
+        return self._with_sums(set(np.concatenate(part).tolist()))
 
     def _with_sums(self, part: set[int]) -> list[int]:
         """Return variables together with the components of summed variables in and around them."""
