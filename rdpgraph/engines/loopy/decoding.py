@@ -41,8 +41,9 @@ def decode(equations: Equations, outcome: Outcome, limits: Limits) -> DecodedMod
     """Decode the best state of every variable, breaking ties so that neighbours agree.
 
     Messages that have not converged run on with damping. Ties are decided by a traceback. If the
-    result is not among the best of every factor, it is improved one variable at a time. All of this
-    takes no more sweeps than the messages took before.
+    result is not among the best of every factor, it is improved: by chains of changes where there
+    are hard zeros and compiled code, else one variable at a time. Chains apart, all of this takes
+    no more sweeps than the messages took before.
     """
     messages = outcome.messages
     beliefs = equations.beliefs(messages)
