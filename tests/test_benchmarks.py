@@ -141,8 +141,9 @@ RUNS = {
     "recursions": Tiny(
         "--seconds 0.001",
         {
-            "CHAINS": [(1, 3, 2)], "SEGMENTS": [(1, 3, 2, 2)], "GRAMMARS": [(1, 3, 2)],
-            "TREES": (1, 3), "BITEXT": (2, 2), "FRAMES": 5, "LABELS": 2, "BATCH": 2, "CLASSES": 4,
+            "CHAINS": [(1, 3, 2)], "STEPS": [(1, 3, 2)], "SEGMENTS": [(1, 3, 2, 2)],
+            "GRAMMARS": [(1, 3, 2)], "TREES": (1, 3), "BITEXT": (2, 2),
+            "FRAMES": 5, "LABELS": 2, "BATCH": 2, "CLASSES": 4,
         },
     ),
     "semicrf": Tiny("--steps 6 --tags 2 --durations 3"),

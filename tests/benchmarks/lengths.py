@@ -6,6 +6,7 @@ Each step has 16 items of random lengths in tensors of random sizes: T of 50 to 
 50 for CTC and alignments, 20 to 100 steps of chains and segments (8 durations, 10 labels), 5 to 25
 words of trees, 5 to 20 of a grammar of 10 symbols and 5 preterminals. ``one`` is the least of steps
 of one shape, of the mean size; ``first`` and ``last`` are means over a quarter of all steps.
+``new / seen`` is the median ratio of a step to one of the same sizes and other numbers after it.
 """
 
 import argparse
@@ -115,20 +116,21 @@ def main() -> None:
     torch.set_num_threads(1)
     generator = torch.Generator().manual_seed(0)
     quarter = -(-options.steps // 4)
-    print("| | one | first | last | median |\n|---|---|---|---|---|")
+    print("| | one | first | last | median | new / seen |\n|---|---|---|---|---|---|")
     for name, (make, limits) in rows(generator).items():
         if options.only not in name:
             continue
-        times = [
-            seconds(
-                make, [int(torch.randint(a, b + 1, (), generator=generator)) for a, b in limits]
-            )
-            for _ in range(options.steps)
-        ]
+        times, again = [], []
+        for _ in range(options.steps):
+            sizes = [int(torch.randint(a, b + 1, (), generator=generator)) for a, b in limits]
+            times.append(seconds(make, sizes))
+            again.append(seconds(make, sizes))
         one = min(seconds(make, [sum(pair) // 2 for pair in limits]) for _ in range(10))
         means = [sum(part) / quarter for part in (times[:quarter], times[-quarter:])]
         found = one, *means, sorted(times)[len(times) // 2]
-        print(f"| {name} | {' | '.join(f'{1e3 * part:.1f}' for part in found)} |", flush=True)
+        ratios = sorted(new / seen for new, seen in zip(times, again, strict=True))
+        cells = [f"{1e3 * part:.1f}" for part in found] + [f"{ratios[len(ratios) // 2]:.2f}"]
+        print(f"| {name} | {' | '.join(cells)} |", flush=True)
 
 
 if __name__ == "__main__":
