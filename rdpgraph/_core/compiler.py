@@ -5,7 +5,7 @@ from collections.abc import Callable
 from contextlib import ExitStack
 from functools import wraps
 from inspect import isfunction
-from typing import Any, ParamSpec, TypeVar
+from typing import Any, ClassVar, ParamSpec, TypeVar
 
 import torch
 from torch import Tensor
@@ -134,11 +134,18 @@ def _is_exported() -> bool:
 
 
 class Opaque:
-    """Make the public methods, properties and constructors of subclasses opaque."""
+    """Make the public methods, properties and constructors of subclasses opaque.
+
+    Those that answers ask for many times, and that read no values, are `transparent`.
+    """
+
+    transparent: ClassVar[frozenset[str]] = frozenset()
 
     def __init_subclass__(cls, **options: Any) -> None:
         super().__init_subclass__(**options)
         for name, member in list(vars(cls).items()):
+            if name in cls.transparent:
+                continue
             if name.startswith("_") and name not in ("__init__", "__post_init__", "__getitem__"):
                 continue
             if isfunction(member):

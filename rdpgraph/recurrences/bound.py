@@ -10,12 +10,13 @@ import torch
 from torch import Tensor
 
 from rdpgraph._core import tuning
-from rdpgraph._core.cache import Kept
+from rdpgraph._core.cache import Kept, cached_property
 from rdpgraph._core.numbers import outside
 from rdpgraph._core.shards import is_sharded, part_of, require_alike
 from rdpgraph._core.types import broadcast_shapes
 from rdpgraph.errors import ModelError, UnsupportedError
 from rdpgraph.logspace.gradients import by_autograd, expectations, is_transformed, mean_scores
+from rdpgraph.logspace.logmatrix import finite
 from rdpgraph.model.potentials.potential import checked_log_values
 from rdpgraph.model.potentials.table import as_values, as_whole
 from rdpgraph.recurrences import derivations, executor, logsums, rows
@@ -46,121 +47,114 @@ class Bound:
     ) -> None:
         """Bind a program to tensors; logs that are ``checked`` are read by the answers alone."""
         self.program, self._checked = program, checked
-        lacking = [array.name for array in program.inputs if given.get(array.name) is None]
-        if lacking:
-            raise ModelError(f"{program.name} needs {', '.join(lacking)}.")
-        names = [*(array.name for array in program.inputs), *(name for name, _ in program.lengths)]
-        self.given: dict[str, Any] = {name: given.get(name) for name in names}
+        self.given: dict[str, Any] = {name: given.get(name) for name in program.names}
         self._settle_tensors(program)
-        self._sizes = self._checked_sizes(program)
-        self._batch = self._checked_batch(program)
-        self._check_whole(program)
+        self._shapes = shapes_of(program, self.given)
+        self.check_whole()
 
     @classmethod
-    def settled(
-        cls, program: Program, given: Mapping[str, Any], sizes: Mapping[str, int],
-        batch: tuple[int, ...],
-    ) -> Self:  # fmt: skip
+    def settled(cls, program: Program, given: Mapping[str, Any]) -> Self:
         """Bind a program to tensors that are known to fit, of one dtype and on one device."""
         bound = cls.__new__(cls)
-        bound.program, bound.given, bound._checked = program, dict(given), True
-        bound._sizes, bound._batch = dict(sizes), batch
+        bound.program, bound._checked, bound._split = program, True, None
+        bound.given = {name: given.get(name) for name in program.names}
+        bound._like = bound.given[program.logs[0]]
+        bound._shapes = shapes_of(program, bound.given)
         return bound
 
     def with_inputs(self, **tensors: Tensor) -> Self:
         """The same with other tensors for some inputs."""
         return type(self)(self.program, self.given | tensors, checked=self._checked)
 
+    def double(self) -> Self:
+        """The same with logs in float64."""
+        given = {
+            name: x.double() if isinstance(x, Tensor) and x.is_floating_point() else x
+            for name, x in self.given.items()
+        }
+        if self._split is not None:
+            return type(self)(self.program, given, checked=self._checked)
+        return self.settled(self.program, given) if self.program.logs else self
+
     @property
     def sizes(self) -> Mapping[str, int]:
         """The sizes of the inputs by name."""
-        return self._sizes
+        return self._shapes.sizes
 
     @property
     def batch_shape(self) -> tuple[int, ...]:
         """The batch dims: all that the inputs and lengths have, broadcast."""
-        return self._batch
+        return self._shapes.batch
 
     # ---- checks ----
 
     def _settle_tensors(self, program: Program) -> None:
-        """Make every input a tensor, those of logs of one dtype, lengths int64."""
-        owner = self.program.name
-        dtypes: list[torch.dtype] = []
+        """Make every input a tensor, those of logs of one dtype, lengths int64, on one device."""
+        given, owner = self.given, program.name
+        # The name of an input that is a DTensor, and one of logs.
+        self._split: str | None = None
+        self._like: Tensor | None = None
+        dtypes: set[torch.dtype] = set()
         for array in program.inputs:
-            name, value = f"{owner}'s {array.name}", self.given[array.name]
+            value = given[array.name]
+            if value is None:
+                lacking = [array.name for array in program.inputs if given[array.name] is None]
+                raise ModelError(f"{owner} needs {', '.join(lacking)}.")
+            name = f"{owner}'s {array.name}"
             if array.whole:
-                self.given[array.name] = as_whole(name, value).long()
+                given[array.name] = as_whole(name, value).long()
                 continue
             if is_sharded(value):  # which answers check, as all processes have to take part
-                self.given[array.name] = value
-                dtypes.append(value.dtype)
-                continue
-            values = as_values(name, value)
-            if not self._checked:
-                checked_log_values(name, _once(values))
-            self.given[array.name] = values
-            dtypes.append(values.dtype)
-        dtype = functools.reduce(torch.promote_types, dtypes, torch.float32)
-        for array in program.inputs:
-            if not array.whole:
-                self.given[array.name] = self.given[array.name].to(dtype)
+                self._split = array.name
+            else:
+                value = given[array.name] = as_values(name, value)
+                if not self._checked:
+                    checked_log_values(name, _once(value))
+            dtypes.add(value.dtype)
+        if dtypes and dtypes != {torch.float32} and dtypes != {torch.float64}:
+            dtype = functools.reduce(torch.promote_types, dtypes, torch.float32)
+            for name in program.logs:
+                given[name] = given[name].to(dtype)
         for name, _ in program.lengths:
-            if self.given[name] is not None:
-                self.given[name] = as_whole(f"{owner}'s {name}", self.given[name]).long()
-        devices = {value.device for value in self.given.values() if value is not None}
+            if given[name] is not None:
+                given[name] = as_whole(f"{owner}'s {name}", given[name]).long()
+        if program.logs:
+            self._like = given[program.logs[0]]
+        devices = {value.device for value in given.values() if value is not None}
         if len(devices) > 1:
             raise ModelError(
                 f"{owner} needs its tensors on one device; got {sorted(map(str, devices))}."
             )
 
-    def _checked_sizes(self, program: Program) -> dict[str, int]:
-        """The sizes by name, the same in every input."""
-        sizes = sizes_of(program.inputs, self.given)
-        for array in program.inputs:
-            shape = tuple(self.given[array.name].shape)
-            own = shape[len(shape) - len(array.dims) :] if len(shape) >= len(array.dims) else None
-            if own is None or any(
-                dim.evaluate(sizes) != size for dim, size in zip(array.dims, own, strict=True)
-            ):
-                known = ", ".join(f"{name} = {size}" for name, size in sizes.items())
-                where = f" where {known}" if own is not None and known else ""
-                raise ModelError(
-                    f"{self.program.name} needs {array}, after batch dims{where}; got a tensor "
-                    f"of shape {shape}."
-                )
-        return sizes
+    def check_again(self) -> None:
+        """Check tensors whose shapes, or whose whole numbers, may have been changed in place."""
+        self._shapes = shapes_of(self.program, self.given)
+        self.check_whole()
 
-    def _checked_batch(self, program: Program) -> tuple[int, ...]:
-        """The batch dims, to which all tensors broadcast, and check lengths."""
-        owner = self.program.name
-        shapes = {array.name: self._lead(array) for array in program.inputs}
+    def check_whole(self) -> None:
+        """Check that lengths and indices that are data fit.
+
+        Indices that were seen and not written to since are not read again.
+        """
+        program, ends = self.program, self._shapes.ends
         for name, most in program.lengths:
-            lengths, end = self.given[name], most.evaluate(self._sizes)
-            if lengths is not None:
-                shapes[name] = tuple(lengths.shape)
-                wrong = outside(lengths, 0, end)
+            if self.given[name] is not None:
+                end = ends[name]
+                wrong = outside(self.given[name], 0, end)
                 if wrong is not None:
-                    raise ModelError(f"{owner} needs {name} from 0 to {most} = {end}; got {wrong}.")
-        try:
-            return broadcast_shapes(*shapes.values())
-        except RuntimeError:
-            said = ", ".join(f"{shape} of {name}" for name, shape in shapes.items() if shape)
-            raise ModelError(f"{owner} needs batch dims that broadcast; got {said}.") from None
-
-    def _check_whole(self, program: Program) -> None:
-        """Check that indices that are data fit, unless these were seen and not written to since."""
-        data = tuple(self.given[array.name] for array in program.inputs if array.whole)
-        if not data:
+                    raise ModelError(
+                        f"{program.name} needs {name} from 0 to {most} = {end}; got {wrong}."
+                    )
+        if len(program.logs) == len(program.inputs):
             return
-        key = program, tuple(self._sizes.items())
-        seen = _FITTING.get(key)
+        data = tuple(self.given[array.name] for array in program.inputs if array.whole)
+        seen = _FITTING.get(self._shapes)
         if seen is not None and seen.is_current(data):
             return
         self._check_data(program)
         kept = Kept.of(None, data)
         if kept is not None:
-            _FITTING[key] = kept
+            _FITTING[self._shapes] = kept
         while len(_FITTING) > _MOST_FITTING:
             _FITTING.pop(next(iter(_FITTING)), None)
 
@@ -175,7 +169,7 @@ class Bound:
             if all(isinstance(one, slice) or 0 <= one < size for one, size in fixed):
                 data = data[(..., *parts)]
             dims = array.dims if isinstance(array, Array) else array.sizes
-            size = dims[k].evaluate(self._sizes)
+            size = dims[k].evaluate(self.sizes)
             wrong = data[(data < 0) | (data >= size)]
             if len(wrong):
                 raise ModelError(
@@ -183,7 +177,7 @@ class Bound:
                     f"{factor.array}; got {int(wrong[0])}: put 0 where it pads."
                 )
         for row, size in _rows_of(program):
-            self._check_rows(row, size.evaluate(self._sizes))
+            self._check_rows(row, size.evaluate(self.sizes))
         for rule, at, axis in program.earlier:
             self._check_earlier(rule, at, axis)
 
@@ -203,11 +197,11 @@ class Bound:
         data = self._flat_data(at.array)
         # Every variable is a dim of its own, but in a list each entry has the cell of its row,
         # which may be another one in each item.
-        values: dict[str, Any] = dict(self._sizes)
+        values: dict[str, Any] = dict(self.sizes)
         row = next((row for row in rule.rows if axis in row.at.names), None)
         names = sorted({*at.names & {*self.program.ranges}, row.variable if row else axis})
         for k, name in enumerate(names):
-            count = self.program.ranges[name].evaluate(self._sizes)
+            count = self.program.ranges[name].evaluate(self.sizes)
             every = torch.arange(count, device=data.device)
             values[name] = every.view(-1, *[1] * (len(names) - 1 - k))
         if row is not None:
@@ -215,10 +209,10 @@ class Bound:
             every = entries.reshape(-1).expand(len(begins), -1).contiguous()
             number = torch.searchsorted(begins, every, right=True) - 1
             apart = (number < 0) | (number == begins.shape[1] - 1)
-            number = torch.where(apart, self.program.ranges[axis].evaluate(self._sizes), number)
+            number = torch.where(apart, self.program.ranges[axis].evaluate(self.sizes), number)
             lead = len(begins), *[1] * (len(names) - entries.ndim)  # also without entries
             number = number.view(*lead, *entries.shape)
-            values[axis] = number - (row.at - axis).evaluate(self._sizes)
+            values[axis] = number - (row.at - axis).evaluate(self.sizes)
         # Entries outside of the data are read by no rule.
         index = [
             torch.as_tensor(evaluate_form(one, values), device=data.device) for one in at.index
@@ -240,11 +234,8 @@ class Bound:
         """Whole numbers as `_flat` has them."""
         array = self.program.by_name[name]
         assert isinstance(array, Array)
-        return self._flat_input(array, self.given[name]).contiguous()
-
-    def _lead(self, array: Array) -> tuple[int, ...]:
-        shape = tuple(self.given[array.name].shape)
-        return shape[: len(shape) - len(array.dims)]
+        place = self.program.inputs.index(array)
+        return self._shapes.flattened(self.given[name], place).contiguous()
 
     # ---- answers ----
 
@@ -253,58 +244,70 @@ class Bound:
 
         Where there are no items one of zeros stands for them.
         """
+        shapes = self._shapes
         return {
-            array.name: self._flat_input(array, tensors[array.name])
-            for array in self.program.inputs
+            array.name: x if how is None else shapes.flattened(x, place)
+            for place, (array, how) in enumerate(zip(self.program.inputs, shapes.flat, strict=True))
+            for x in (tensors[array.name],)
         }
 
-    def _flat_input(self, array: Array, values: Tensor) -> Tensor:
-        lead = self._lead(array)
-        if len(lead) == 1 and self._items and lead[0] in (1, self._items):
-            return values
-        shape = tuple(values.shape[len(lead) :])
-        if all(size == 1 for size in lead):
-            return values.reshape(1, *shape)
-        flat = values.expand(*self._batch, *shape).reshape(self._items, *shape)
-        return flat if self._items else flat.sum(0, keepdim=True)
+    def _items_in(self, tensors: Mapping[str, Tensor]) -> list[Tensor]:
+        """Inputs with as many items as those of `_flat`, but in their shapes, if they can be."""
+        shapes = self._shapes
+        return [
+            tensors[array.name]
+            if how is None or (how.batch is None and how.count)
+            else shapes.flattened(tensors[array.name], place)
+            for place, (array, how) in enumerate(zip(self.program.inputs, shapes.flat, strict=True))
+        ]
 
     def _flat_lengths(self) -> dict[str, Tensor | int]:
         made: dict[str, Tensor | int] = {}
-        for name, most in self.program.lengths:
+        for name, end in self._shapes.ends.items():
             lengths = self.given[name]
             if lengths is None:
-                made[name] = most.evaluate(self._sizes)
+                made[name] = end
             else:
-                flat = lengths.expand(self._batch).reshape(self._items)
+                flat = lengths.expand(self.batch_shape).reshape(self._items)
                 made[name] = flat if self._items else flat.new_zeros(1)
         return made
 
     @property
     def is_compiled(self) -> bool:
         """Whether compiled code answers; else torch does."""
-        return self._split is None and self._served([*self._flat(self.given).values()])
+        return self._layout() is not None
 
-    def _served(self, inputs: Sequence[Tensor]) -> bool:
-        """Return whether compiled code answers, for inputs from `_flat`."""
-        return executor.serves(self.program, inputs, self._sizes) and not is_transformed()
+    def _layout(self) -> executor.CallLayout | None:
+        """How compiled code answers; None where torch does."""
+        shapes, like = self._shapes, self._like
+        if like is None or not like.is_cpu or self._split is not None or is_transformed():
+            return None
+        executable = shapes.executable
+        if executable is None or not executor.LIBRARY.available(like.dtype):
+            return None
+        return executable.kept_layout(shapes.counts, self._flat_lengths(), shapes.sizes, like.dtype)
 
     def _evaluated(self, tensors: Mapping[str, Tensor], semiring: Semiring) -> Tensor:
         """(*batch,) the goal of some inputs, whole numbers among them."""
-        if any(map(is_sharded, tensors.values())):
+        if self._split is not None:
             return self._evaluated_in_parts(tensors, semiring)
-        flat, lengths = self._flat(tensors), self._flat_lengths()
-        inputs, program = [*flat.values()], self.program
-        if isinstance(semiring, LogSum) and self._served(inputs):
-            goal = executor.log_partition(program, lengths, self._sizes, inputs)
-        elif isinstance(semiring, Max) and self._served(inputs):
-            goal = executor.run_up(program, inputs, lengths, self._sizes, best=True).value
-        else:
+        layout = self._layout() if isinstance(semiring, LogSum | Max) else None
+        if layout is None:
+            flat = self._flat(tensors)
             self._check_written(flat)
-            if isinstance(semiring, LogSum):
-                goal = logsums.log_partition(program, flat, lengths, self._sizes)
-            else:
-                goal = evaluate(program, flat, lengths, self._sizes, semiring)
+            goal = self._interpreted(flat, semiring)
+        elif isinstance(semiring, LogSum):
+            goal = executor.log_partition(layout, self._items_in(tensors))
+        else:
+            goal = executor.run_up(layout, self._items_in(tensors), best=True).value
         return self._batched(goal, 0)
+
+    def _interpreted(self, flat: Mapping[str, Tensor], semiring: Semiring) -> Tensor:
+        """(items,) the goal of inputs from `_flat` by torch."""
+        lengths = self._flat_lengths()
+        if isinstance(semiring, LogSum):
+            return logsums.log_partition(self.program, flat, lengths, self.sizes)
+        return evaluate(self.program, flat, lengths, self.sizes, semiring)
 
     def _evaluated_in_parts(self, tensors: Mapping[str, Tensor], semiring: Semiring) -> Tensor:
         """`_evaluated` where some inputs are DTensors, each process computing with its parts."""
@@ -318,14 +321,9 @@ class Bound:
         # Logs of sums are in float64, and parts, which are large, in their own type.
         wide = {k: flat[k].double() if flat[k].is_floating_point() else flat[k] for k in whole}
         parts = {k: part for k, part in parts.items() if part.shard.group is not None}
-        goal = evaluate(self.program, {**flat, **wide}, lengths, self._sizes, semiring, parts)
+        goal = evaluate(self.program, {**flat, **wide}, lengths, self.sizes, semiring, parts)
         dtype = next(iter(split.values())).dtype
         return self._batched(goal.to(dtype) if isinstance(semiring, LogSum | Max) else goal, 0)
-
-    @property
-    def _split(self) -> str | None:
-        """The name of an input that is a DTensor, where there is one."""
-        return next((name for name, x in self.given.items() if is_sharded(x)), None)
 
     def _check_written(self, flat: Mapping[str, Tensor]) -> None:
         """Refuse NaN and +inf that were written into inputs since they were given."""
@@ -335,13 +333,18 @@ class Bound:
 
     @property
     def _items(self) -> int:
-        return math.prod(self._batch)
+        return self._shapes.items
 
     def logs(self) -> dict[str, Tensor]:
         """The inputs of logs by name."""
-        return {
-            array.name: self.given[array.name] for array in self.program.inputs if not array.whole
-        }
+        return {name: self.given[name] for name in self.program.logs}
+
+    @property
+    def _is_tracked(self) -> bool:
+        """Whether gradients in some input are recorded."""
+        if not torch.is_grad_enabled():
+            return False
+        return any(self.given[name].requires_grad for name in self.program.logs)
 
     def _log_partition_of(self, *logs: Tensor) -> Tensor:
         """(*batch,) log Z for other logs of the inputs, in their order."""
@@ -351,7 +354,7 @@ class Bound:
         """`_log_partition_of` by exact log-sums on torch, of which second derivatives are taken."""
         flat = self._flat(self.given | dict(zip(self.logs(), logs, strict=True)))
         self._check_written(flat)
-        goal = logsums.exact_log_partition(self.program, flat, self._flat_lengths(), self._sizes)
+        goal = logsums.exact_log_partition(self.program, flat, self._flat_lengths(), self.sizes)
         return self._batched(goal, 0)
 
     def log_partition(self) -> Tensor:
@@ -374,8 +377,12 @@ class Bound:
             best: whether to take maxima in place of sums; in float64, without a shift.
         """
         inputs, lengths = [*self._flat(self.given).values()], self._flat_lengths()
-        rows_of = rows.best_rows if best else rows.rows_of
-        return self._batched(rows_of(self.program, inputs, lengths, self._sizes, table), 0)
+        if best:
+            found = rows.best_rows(self.program, inputs, lengths, self.sizes, table)
+        else:
+            asked = rows.Asked(self.program, lengths, self.sizes, table)
+            found = rows.rows_of(asked, inputs, self._layout())
+        return self._batched(found, 0)
 
     @torch.no_grad()
     def count(self) -> Tensor:
@@ -384,11 +391,15 @@ class Bound:
 
     def _with_batch(self, names: Iterable[str]) -> Self:
         """The same with all batch dims in some inputs."""
-        leads = {array.name: len(self._lead(array)) for array in self.program.inputs}
-        return self.with_inputs(**{
-            name: self.given[name].expand(*self._batch, *self.given[name].shape[leads[name] :])
+        dims = {array.name: len(array.dims) for array in self.program.inputs}
+        whole = {
+            name: x.expand(*self.batch_shape, *x.shape[x.ndim - dims[name] :])
             for name in names
-        })  # fmt: skip
+            for x in (self.given[name],)
+        }
+        if all(x.shape == self.given[name].shape for name, x in whole.items()):
+            return self
+        return self.with_inputs(**whole)
 
     @by_autograd
     def marginals(self) -> dict[str, Tensor]:
@@ -403,7 +414,6 @@ class Bound:
         _, gradients = expectations(whole._log_partition_of, [*full.values()], tracked=tracked)
         return dict(zip(full, gradients, strict=True))
 
-    @torch.no_grad()
     def max_marginals(self, only: str | None = None) -> dict[str, Tensor]:
         """The best score in nats of a derivation that uses each entry of each input of logs.
 
@@ -412,8 +422,7 @@ class Bound:
         Args:
             only: the name of the input that is asked for; None: all.
         """
-        names = [array.name for array in self.program.inputs]
-        number = None if only is None else names.index(only)
+        number = None if only is None else self.program.names.index(only)
         found = self._by_name(executor.best_with(self._run_up(best=True), number), 0)
         return found if only is None else {only: found[only]}
 
@@ -424,15 +433,14 @@ class Bound:
         By compiled code the mean of minus the log of a derivation's share, summed term by term;
         else log Z less the mean of what a derivation's entries add up to, in float64.
         """
-        flat = [*self._flat(self.given).values()]
-        if self._split is None and self._served(flat):
-            found = executor.entropy(self.program, self._flat_lengths(), self._sizes, flat)
+        layout = self._layout()
+        if layout is not None:
+            found = executor.entropy(layout, self._items_in(self.given))
             return self._batched(found, 0).clamp(min=0.0)
-        logs = self.logs()
-        wide = self.with_inputs(**{name: values.double() for name, values in logs.items()})
-        log_z, mean = wide.mean_score([_scores(values) for values in wide.logs().values()])
-        entropy = torch.where(log_z > -torch.inf, log_z - mean, 0.0)
-        return entropy.clamp(min=0.0).to(next(iter(logs.values())))
+        wide = self.double()
+        log_z, mean = wide.mean_score([finite(values) for values in wide.logs().values()])
+        # Where log Z is -inf, the mean is 0.
+        return (log_z - mean).clamp(min=0.0).to(next(iter(self.logs().values())))
 
     @by_autograd
     def cross_entropy(self, other: Self) -> Tensor:
@@ -459,8 +467,8 @@ class Bound:
         """The mean of minus the log-probability in another model; or of the ratio to it."""
         parts = self.logs(), other.logs() if type(other) is type(self) else {}
         shapes = [{name: x.shape for name, x in each.items()} for each in parts]
-        alike = shapes[0].keys() == shapes[1].keys() and self._sizes == other._sizes
-        if not alike or self._batch != other._batch:
+        alike = shapes[0].keys() == shapes[1].keys() and self.sizes == other.sizes
+        if not alike or self.batch_shape != other.batch_shape:
             raise ModelError(
                 f"{self.program.name} is compared with another of its class and shapes; got "
                 f"{type(other).__name__} of {[tuple(shape) for shape in shapes[1].values()]}."
@@ -471,10 +479,10 @@ class Bound:
             wide = other._with_batch(apart)
             return self._with_batch(apart)._compared(wide, divergence=divergence)
         own, logs = ([*each.values()] for each in parts)
-        scores = [_scores(values) for values in logs]
+        scores = [finite(values) for values in logs]
         if divergence:
             # The mean of a difference keeps the digits that the difference of two means loses.
-            scores = [two - _scores(one) for one, two in zip(own, scores, strict=True)]
+            scores = [two - finite(one) for one, two in zip(own, scores, strict=True)]
         log_z, mean = self.mean_score(scores)
         crossed = other.log_partition() - (log_z if divergence else 0.0) - mean
         pairs = [(one.detach(), two == -torch.inf) for one, two in zip(own, logs, strict=True)]
@@ -496,26 +504,32 @@ class Bound:
         logs = [*self.logs().values()]
         if self._split is not None:
             return mean_scores(self._log_partition_of, logs, scores)
-        flat, lengths = self._flat(self.given), self._flat_lengths()
-        if not self._served([*flat.values()]):
-            tracked = torch.is_grad_enabled() and any(x.requires_grad for x in (*logs, *scores))
-            entries = self._items * sum(x[0].numel() for x in flat.values() if len(x))
-            if tracked or entries > tuning.LARGE_BLOCK:
-                return mean_scores(self._exact_log_partition_of, logs, scores)
-            # By the uses of all entries by each item, which need no derivatives of derivatives.
-            whole, lead = self._with_batch(self.logs()), len(self._batch)
-            log_z, uses = expectations(
-                whole._log_partition_of, [*whole.logs().values()], tracked=False
-            )
-            mean = torch.zeros_like(log_z)
-            for use, score in zip(uses, scores, strict=True):
-                own = (use * score).reshape(*self._batch, use.shape[lead:].numel())
-                mean = mean + own.sum(lead)
-            return log_z, torch.where(log_z > -torch.inf, mean, 0.0)
-        every = self._flat(self.given | dict(zip(self.logs(), scores, strict=True)))
-        said = [x for x in every.values() if x.is_floating_point()]
-        found = executor.mean_score(self.program, lengths, self._sizes, [*flat.values()], said)
+        layout = self._layout()
+        if layout is None:
+            return self._mean_by_torch(logs, scores)
+        inputs = self._items_in(self.given)
+        every = self._items_in(self.given | dict(zip(self.program.logs, scores, strict=True)))
+        said = [x for x, array in zip(every, self.program.inputs, strict=True) if not array.whole]
+        found = executor.mean_score(layout, inputs, said)
         return self._batched(found[0], 0), self._batched(found[1], 0)
+
+    def _mean_by_torch(
+        self, logs: Sequence[Tensor], scores: Sequence[Tensor]
+    ) -> tuple[Tensor, Tensor]:
+        """What `mean_score` gives, where compiled code does not serve."""
+        tracked = torch.is_grad_enabled() and any(x.requires_grad for x in (*logs, *scores))
+        flat = self._flat(self.given).values()
+        entries = self._items * sum(x[0].numel() for x in flat if len(x))
+        if tracked or entries > tuning.LARGE_BLOCK:
+            return mean_scores(self._exact_log_partition_of, logs, scores)
+        # By the uses of all entries by each item, which need no derivatives of derivatives.
+        whole, lead = self._with_batch(self.logs()), len(self.batch_shape)
+        log_z, uses = expectations(whole._log_partition_of, [*whole.logs().values()], tracked=False)
+        mean = torch.zeros_like(log_z)
+        for use, score in zip(uses, scores, strict=True):
+            own = (use * score).reshape(*self.batch_shape, use.shape[lead:].numel())
+            mean = mean + own.sum(lead)
+        return log_z, torch.where(log_z > -torch.inf, mean, 0.0)
 
     def mode(self) -> dict[str, Tensor]:
         """How often one best derivation uses each entry of each input of logs.
@@ -566,7 +580,6 @@ class Bound:
         logs = next(x for x in inputs if x.is_floating_point())
         return up, reads, self._batched(scores.to(logs.dtype), 1)
 
-    @torch.no_grad()
     def uses_of(
         self, count: int | None, generator: torch.Generator | None
     ) -> tuple[dict[str, Tensor], Tensor]:
@@ -613,35 +626,34 @@ class Bound:
                 f"its {self._split} is a DTensor: take its full_tensor(), or ask for log Z, "
                 "gradients or marginals."
             )
-        flat, lengths = self._flat(self.given), self._flat_lengths()
-        if self._served([*flat.values()]):
-            return executor.run_up(
-                self.program, [*flat.values()], lengths, self._sizes, best=best, keep=not best
-            )
+        flat, layout = self._flat(self.given), self._layout()
+        if layout is not None:
+            return executor.run_up(layout, [*flat.values()], best=best, keep=not best)
         self._check_written(flat)
-        return derivations.run_up(self.program, [*flat.values()], lengths, self._sizes, best=best)
+        lengths = self._flat_lengths()
+        return derivations.run_up(self.program, [*flat.values()], lengths, self.sizes, best=best)
 
     def _batched(self, values: Tensor, dim: int) -> Tensor:
         """Values whose dim of items is replaced by the batch dims."""
-        if len(self._batch) == 1 and values.shape[dim] == self._items:
+        batch = self._shapes.batch
+        if len(batch) == 1 and values.shape[dim] == batch[0]:
             return values
         before, after = values.shape[:dim], values.shape[dim + 1 :]
         every = values.expand(*before, self._items, *after)
-        return every.reshape((*before, *self._batch, *after))
+        return every.reshape((*before, *batch, *after))
 
     def _by_name(self, values: Sequence[Tensor | None], dim: int) -> dict[str, Tensor]:
         """What the executor says of each input of logs, by name and with the batch dims."""
         pairs = zip(self.program.inputs, values, strict=True)
         return {array.name: self._batched(x, dim) for array, x in pairs if x is not None}
 
-    @torch.no_grad()
     def states_of(
         self, name: str, count: int | None, generator: torch.Generator | None
     ) -> tuple[Tensor, Tensor]:
         """(draws, *batch, *sites) the last index of the entries that derivations use of an input.
 
         Each derivation uses one entry at most of each place that the other indices give; -1 where
-        it uses none. And whether each item has a derivation, (*batch,).
+        it uses none. And (*batch,) log Z, or the best score, in nats: -inf where there is none.
 
         Args:
             name: of the input, which has all batch dims.
@@ -650,14 +662,13 @@ class Bound:
         """
         up = self._run_up(best=count is None)
         if isinstance(up, executor.Upward):
-            number = [array.name for array in self.program.inputs].index(name)
+            number = self.program.names.index(name)
             states = self._batched(executor.states(up, number, count, generator), 1)
         else:
             reads = executor.derivations(up, count, generator)
             states = self._states_read(name, up, reads, 1 if count is None else count)
-        return states, self._batched(up.possible, 0)
+        return states, self._batched(up.value, 0)
 
-    @torch.no_grad()
     def perturbed_states_of(self, name: str, noise: Tensor) -> Tensor | None:
         """(draws, *batch, *sites) as `states_of`, where noise decides; None without compiled code.
 
@@ -665,35 +676,27 @@ class Bound:
         chosen, and the largest is taken: draws, where it is Gumbel's. Of recurrences in which one
         label is chosen at a time, as in chains.
         """
-        flat = self._flat(self.given)
-        if not self._served([*flat.values()]):
+        flat, layout = self._flat(self.given), self._layout()
+        if layout is None:
             return None
-        up = executor.run_up(
-            self.program, [*flat.values()], self._flat_lengths(), self._sizes, best=False
-        )
-        noise = noise.flatten(1, len(self._batch))
+        up = executor.run_up(layout, [*flat.values()], best=False)
+        noise = noise.flatten(1, len(self.batch_shape))
         return self._batched(executor.states(up, [*flat].index(name), len(noise), None, noise), 1)
-
-    @torch.no_grad()
-    def best_states_of(self, name: str, count: int) -> Tensor:
-        """The states of `k_best_states_of`, without the scores."""
-        if count < 1 or self._split is not None:
-            return self.k_best_states_of(name, count)[0]
-        up = self._run_up(best=True)
-        if isinstance(up, executor.Upward):
-            number = [array.name for array in self.program.inputs].index(name)
-            return self._batched(executor.best_states(up, number, count), 1)
-        return self._states_read(name, up, up.best_derivations(count)[0], count)
 
     def k_best_states_of(self, name: str, count: int) -> tuple[Tensor, Tensor]:
         """The best derivations as `states_of` gives them, and scores (count, *batch) as `k_best`.
 
         Where an item has fewer derivations, their states are -1.
         """
+        if not self._is_tracked and count > 0:
+            up = self._run_up(best=True)
+            if isinstance(up, executor.Upward):
+                number = self.program.names.index(name)
+                states, scores = executor.best_states(up, number, count)
+                return self._batched(states, 1), self._batched(scores.to(up.dtype), 1)
         up, reads, scores = self._best(count)
         return self._states_read(name, up, reads, count), scores
 
-    @torch.no_grad()
     def entries_of(
         self, name: str, count: int | None, generator: torch.Generator | None
     ) -> tuple[tuple[Tensor, Tensor, Tensor], Tensor]:
@@ -721,7 +724,7 @@ class Bound:
     def _entries_read(
         self, name: str, up: executor.Upward | Derived, reads: Tensor
     ) -> tuple[Tensor, Tensor, Tensor]:
-        number = [array.name for array in self.program.inputs].index(name)
+        number = self.program.names.index(name)
         width = up.inputs[number].shape[-1]
         own = reads[reads[:, 2] == number + 1] if self._items else reads[:0]
         derivation, item, _, at = own.T
@@ -730,7 +733,7 @@ class Bound:
     def _states_read(
         self, name: str, up: executor.Upward | Derived, reads: Tensor, many: int
     ) -> Tensor:
-        number = [array.name for array in self.program.inputs].index(name)
+        number = self.program.names.index(name)
         *sites, _ = up.inputs[number].shape[1:]
         items, places = len(up.value), math.prod(sites)
         row, place, state = self._entries_read(name, up, reads)
@@ -759,10 +762,136 @@ class Bound:
             goal = self._evaluated_in_parts(self.given | counted, Most())
         else:
             flat, lengths = self._flat(self.given | counted), self._flat_lengths()
-            goal = evaluate(self.program, flat, lengths, self._sizes, Most())
+            goal = evaluate(self.program, flat, lengths, self.sizes, Most())
             goal = self._batched(goal, 0)
         enough = (goal.imag.detach() == wanted) & (goal.real.detach() > -torch.inf)
         return torch.where(enough, goal.real, -torch.inf)
+
+
+@dataclass(frozen=True, eq=False)
+class Shapes:
+    """What follows from the shapes of a program's tensors.
+
+    Attributes:
+        program: the recurrence.
+        sizes: of the inputs, by name.
+        batch: the dims to which all tensors broadcast, and ``items`` their product.
+        flat: how each input gets one batch dim, by `flattened`; None: it has that.
+        counts: how many items each has then: all, or 1 where they share it.
+        ends: the largest lengths, by name.
+    """
+
+    program: Program
+    sizes: Mapping[str, int]
+    batch: tuple[int, ...]
+    items: int
+    flat: tuple["Flattening | None", ...]
+    counts: tuple[int, ...]
+    ends: Mapping[str, int]
+
+    @cached_property
+    def executable(self) -> executor.Executable | None:
+        """The compiled program, if there is one at these sizes."""
+        return executor.serves(self.program, self.sizes)
+
+    def flattened(self, values: Tensor, place: int) -> Tensor:
+        """An input with one batch dim, of size 1 where items share it, or where there are none."""
+        how = self.flat[place]
+        if how is None:
+            return values
+        own = values.shape[values.ndim - how.dims :]  # of a part of a DTensor fewer than of all
+        if how.batch is not None:
+            values = values.expand(*how.batch, *own)
+        values = values.reshape(how.count, *own)
+        return values if how.count else values.sum(0, keepdim=True)
+
+
+@dataclass(frozen=True)
+class Flattening:
+    """How an input gets one batch dim.
+
+    Attributes:
+        dims: how many it has after those of the batch.
+        batch: the batch dims that it is expanded to; None: it has them, or shares all items.
+        count: how many items it has then.
+    """
+
+    dims: int
+    batch: tuple[int, ...] | None
+    count: int
+
+
+def shapes_of(program: Program, given: Mapping[str, Any]) -> Shapes:
+    """What follows from the shapes of tensors, kept for each program.
+
+    Args:
+        program: the recurrence.
+        given: its inputs and lengths in order; None for lengths that are full.
+
+    Raises:
+        ModelError: sizes that do not agree, or batch dims that do not broadcast.
+    """
+    key = tuple([None if x is None else x.shape for x in given.values()])
+    found = program.shapes.get(key)
+    if found is None:
+        sizes = _checked_sizes(program, given)
+        batch = _checked_batch(program, given)
+        items = math.prod(batch)
+        flat: list[Flattening | None] = []
+        counts: list[int] = []
+        for array in program.inputs:
+            lead, dims = _lead(array, given), len(array.dims)
+            shared = all(size == 1 for size in lead)
+            if len(lead) == 1 and items and lead[0] in (1, items):
+                flat.append(None)
+            elif shared:
+                flat.append(Flattening(dims, None, 1))
+            else:
+                flat.append(Flattening(dims, None if lead == batch else batch, items))
+            counts.append(1 if shared else max(items, 1))
+        if len(program.shapes) >= _MOST_SHAPES:
+            program.shapes.clear()
+        ends = {name: most.evaluate(sizes) for name, most in program.lengths}
+        found = Shapes(program, sizes, batch, items, tuple(flat), tuple(counts), ends)
+        program.shapes[key] = found
+    return found
+
+
+def _checked_sizes(program: Program, given: Mapping[str, Any]) -> dict[str, int]:
+    """The sizes by name, the same in every input."""
+    sizes = sizes_of(program.inputs, given)
+    for array in program.inputs:
+        shape = tuple(given[array.name].shape)
+        own = shape[len(shape) - len(array.dims) :] if len(shape) >= len(array.dims) else None
+        if own is None or any(
+            dim.evaluate(sizes) != size for dim, size in zip(array.dims, own, strict=True)
+        ):
+            known = ", ".join(f"{name} = {size}" for name, size in sizes.items())
+            where = f" where {known}" if own is not None and known else ""
+            raise ModelError(
+                f"{program.name} needs {array}, after batch dims{where}; got a tensor of shape "
+                f"{shape}."
+            )
+    return sizes
+
+
+def _checked_batch(program: Program, given: Mapping[str, Any]) -> tuple[int, ...]:
+    """The batch dims, to which all tensors broadcast."""
+    shapes = {array.name: _lead(array, given) for array in program.inputs}
+    for name, _ in program.lengths:
+        if given[name] is not None:
+            shapes[name] = tuple(given[name].shape)
+    try:
+        return broadcast_shapes(*shapes.values())
+    except RuntimeError:
+        said = ", ".join(f"{shape} of {name}" for name, shape in shapes.items() if shape)
+        raise ModelError(f"{program.name} needs batch dims that broadcast; got {said}.") from None
+
+
+def _lead(array: Array, given: Mapping[str, Any]) -> tuple[int, ...]:
+    """The batch dims of an input."""
+    shape = tuple(given[array.name].shape)
+    return shape[: len(shape) - len(array.dims)]
 
 
 @dataclass(frozen=True, eq=False)
@@ -791,18 +920,16 @@ def _rows_of(program: Program) -> list[tuple[Row, Affine]]:
 
 def _once(values: Tensor) -> Tensor:
     """Values without those that an expanded tensor repeats."""
+    if values.is_contiguous():
+        return values
     for dim in range(values.ndim):
         if values.stride(dim) == 0 and values.shape[dim] > 1:
             values = values.narrow(dim, 0, 1)
     return values
 
 
-_FITTING: dict[tuple[Program, tuple[tuple[str, int], ...]], Kept[None]] = {}
-"""Data that were checked, of some programs and sizes, until they are written to."""
+_FITTING: dict[Shapes, Kept[None]] = {}
+"""Data that were checked, of some programs and shapes, until they are written to."""
 _MOST_FITTING = 16  # sets of data, which stay in memory
+_MOST_SHAPES = 4096  # of the tensors of a program: kilobytes each
 _ROUNDING = 1e-12  # of an expected number of entries, for each of them
-
-
-def _scores(logs: Tensor) -> Tensor:
-    """Logs with 0 for what is absent, which no derivation reads."""
-    return torch.where(logs > -torch.inf, logs, 0.0)

@@ -22,39 +22,41 @@ import torch
 from torch import Tensor
 
 from rdpgraph._core.cache import cached_property
-from rdpgraph._core.numbers import flushed
 from rdpgraph.logspace.gradients import is_transformed, mean_scores, regradient
+from rdpgraph.logspace.logmatrix import finite
 from rdpgraph.model.potentials.potential import checked_log_values
 from rdpgraph.native import building
-from rdpgraph.native.library import threads
 from rdpgraph.native.loading import TypedLibrary
+from rdpgraph.native.records import numbers as numbers_of
 from rdpgraph.recurrences.affine import Affine
 from rdpgraph.recurrences.derivations import Derived
 from rdpgraph.recurrences.evaluation import evaluate
 from rdpgraph.recurrences.lowering import UnloweredError, lower
 from rdpgraph.recurrences.program import Program, Read
-from rdpgraph.recurrences.records import RECORDS
+from rdpgraph.recurrences.records import RECORDS, Call
 from rdpgraph.recurrences.semirings import LogSum
 
 _POINTER, _SIZE = ctypes.c_void_p, ctypes.c_int64
 _SIGNATURES = {
     "work": (ctypes.c_double, [_POINTER]),
-    "up": (_POINTER, [*[_POINTER] * 6, *[_SIZE] * 5, _POINTER, _POINTER, _SIZE, *[_POINTER] * 2]),
-    "down": (None, [_POINTER] * 3),
-    "along": (None, [*[_POINTER] * 3, _SIZE]),
-    "second": (None, [_POINTER] * 2),
+    "up": (_POINTER, [*[_POINTER] * 3, *[_SIZE] * 3, *[_POINTER] * 3]),
+    "down": (None, [_POINTER] * 4),
+    "along": (None, [*[_POINTER] * 4, *[_SIZE] * 2]),
+    "second": (None, [_POINTER] * 3),
     "maxima": (None, [_POINTER] * 4),
-    "descend": (_SIZE, [*[_POINTER] * 3, *[_SIZE] * 3]),
-    "states": (None, [*[_POINTER] * 3, *[_SIZE] * 6, *[_POINTER] * 2]),
-    "k_best_states": (None, [*[_POINTER] * 3, *[_SIZE] * 2, _POINTER, *[_SIZE] * 3, _POINTER]),
-    "k_best": (_SIZE, [*[_POINTER] * 3, *[_SIZE] * 2, _POINTER]),
+    "descend": (_SIZE, [*[_POINTER] * 2, *[_SIZE] * 3]),
+    "states": (None, [*[_POINTER] * 2, *[_SIZE] * 6, *[_POINTER] * 2]),
+    "k_best_states": (None, [*[_POINTER] * 2, *[_SIZE] * 4, *[_POINTER] * 2]),
+    "k_best": (_SIZE, [*[_POINTER] * 2, _SIZE, _POINTER]),
     "read": (None, [_POINTER] * 2),
+    "narrow": (None, [_POINTER, _POINTER, _SIZE]),
     "release": (None, [_POINTER]),
 }
 """The result and the arguments of each function, of which there is one for each dtype."""
 
 _PLANS = 4096  # sizes whose records are kept: 40 microseconds to make, kilobytes to keep
-_FEW_ITEMS = 64  # of a batch whose goals are kept: kilobytes
+_FEW_ITEMS = 64  # of a batch whose layout is kept for its lengths: kilobytes
+_WORK_OF_A_THREAD = 2**18  # multiply-adds that are worth one
 _IDLE = 4  # runs of a program and sizes that wait for the next call, and keep their memory
 _IDLE_SIZES = 16  # programs and sizes of which runs wait
 _IDLE_NUMBERS = 1 << 20  # numbers of a run that waits; larger ones take longer to fill than to make
@@ -94,26 +96,92 @@ class Records:
 
 @dataclass(frozen=True, eq=False)
 class CallLayout:
-    """A program at the shapes and lengths of a call.
+    """A program at the shapes and lengths of a call, and how it is answered in a dtype.
 
     Attributes:
+        executable: the program.
+        sizes: of the inputs, by name.
+        lengths: (items,) whole numbers by name, or one for all.
+        counts: how many items each input has: all, or 1 where they share it.
+        dtype: of the inputs of logs.
         records: at the sizes.
         items: how many.
-        goals: where they are.
-        steps: (goals, items) the steps that compute them.
+        steps: (goals, items) the steps that compute the goals.
         ends: (2, goals, items) their cells and levels; the cell is -1 where there is none, and -2
             where it is before the first one.
         checked: how many numbers each input has, 0 for whole numbers.
         apart: the bytes from one item's tables to the next one's, and likewise of each input.
+        threads: how many the work is worth.
     """
 
+    executable: "Executable"
+    sizes: Mapping[str, int]
+    lengths: Mapping[str, Tensor | int]
+    counts: tuple[int, ...]
+    dtype: torch.dtype
     records: Records
     items: int
-    goals: tuple["Goal", ...]
     steps: Tensor
     ends: Tensor
     checked: "array[int]"
     apart: "array[int]"
+    threads: int
+
+    @cached_property
+    def call(self) -> "array[int]":
+        """The record of it; what it points to is held by this."""
+        parts = self.records.numbers, self.apart, self.checked
+        numbers, apart, checked = map(_address, parts)
+        ends = self.steps.data_ptr(), self.ends.data_ptr()
+        call = Call(numbers, *ends, apart, checked, len(self.counts), self.items, len(self.steps))
+        return array("q", numbers_of(call))
+
+    @cached_property
+    def numbers(self) -> int:
+        """How many numbers the inputs of logs have."""
+        return sum(self.checked)
+
+    @cached_property
+    def wide(self) -> "CallLayout":
+        """The same in float64."""
+        return self.executable.layout(self.counts, self.lengths, self.sizes, torch.float64)
+
+    def interpreted(self, *inputs: Tensor) -> Tensor:
+        """(items,) log Z by the interpreter, which has all derivatives."""
+        program = self.executable.program
+        given = {
+            array.name: x.reshape(count, *(dim.evaluate(self.sizes) for dim in array.dims))
+            for array, x, count in zip(program.inputs, inputs, self.counts, strict=True)
+        }
+        return evaluate(program, given, self.lengths, self.sizes, LogSum())
+
+    def interpreted_gradients(self, above: Tensor, *inputs: Tensor) -> list[Tensor]:
+        """The gradients in all inputs that need one, given that of log Z."""
+        found = regradient(self.interpreted, inputs, above)
+        return [x for x in found if x is not None]
+
+    def interpreted_mean(self, *tensors: Tensor) -> tuple[Tensor, Tensor]:
+        """(items,) log Z and mean scores, of inputs and then what is said of those of logs."""
+        inputs, said = self.divide(tensors)
+        logs = [x for x in inputs if x.is_floating_point()]
+
+        def log_partition(*values: Tensor) -> Tensor:
+            each = iter(values)
+            return self.interpreted(*(next(each) if x.is_floating_point() else x for x in inputs))
+
+        return mean_scores(log_partition, logs, [x for x in said if x is not None])
+
+    def interpreted_entropy(self, *inputs: Tensor) -> Tensor:
+        """(items,) entropies, which have all derivatives."""
+        scores = [finite(x) for x in inputs if x.is_floating_point()]
+        log_z, mean = self.interpreted_mean(*inputs, *scores)
+        return torch.where(log_z > -torch.inf, log_z - mean, 0.0)
+
+    def divide(self, tensors: Sequence[Tensor]) -> tuple[list[Tensor], list[Tensor | None]]:
+        """The inputs, and what is said of each; nothing is said of whole numbers."""
+        whole = self.executable.whole
+        each = iter(tensors[len(whole) :])
+        return [*tensors[: len(whole)]], [None if one else next(each) for one in whole]
 
 
 class Executable:
@@ -125,7 +193,6 @@ class Executable:
         self._known: dict[tuple[object, ...], Records] = {}
         self._layouts: dict[tuple[object, ...], CallLayout] = {}
         self.whole = tuple(one.whole for one in program.inputs)
-        self.first = self.whole.index(False)  # the first input of logs
 
     def records(self, sizes: Mapping[str, int], strides: Sequence[int]) -> Records:
         """The records at some sizes, for inputs whose items are so many numbers apart."""
@@ -139,7 +206,6 @@ class Executable:
                 size, levels = size + count, levels + rows
             if len(self._known) >= _PLANS:
                 self._known.clear()
-                self._layouts.clear()
             work = _function("work", torch.float32)(_address(numbers))
             known = self._known[key] = Records(numbers, size, levels, work, at, level)
         return known
@@ -158,64 +224,67 @@ class Executable:
             )
         return found
 
-    def layout(
-        self, inputs: Sequence[Tensor], lengths: Mapping[str, Tensor | int],
-        sizes: Mapping[str, int],
+    def kept_layout(
+        self, counts: tuple[int, ...], lengths: Mapping[str, Tensor | int],
+        sizes: Mapping[str, int], dtype: torch.dtype,
     ) -> CallLayout:  # fmt: skip
-        """What depends on shapes and lengths; kept for some of the lengths of few items."""
-        shapes = [x.shape for x in inputs]
-        key: list[object] | None = [*shapes, *sizes.values(), inputs[self.first].dtype]
+        """A `layout` that is kept, for some of the lengths of few items."""
+        key: list[object] = [dtype, *counts, *sizes.values()]
         for each in lengths.values():
             if not isinstance(each, Tensor):
                 key.append(each)
             elif each.shape[0] <= _FEW_ITEMS:
                 key.append(tuple(each.tolist()))
             else:
-                key = None
-                break
-        found = self._layouts.get(tuple(key)) if key else None
+                return self.layout(counts, lengths, sizes, dtype)
+        found = self._layouts.get(tuple(key))
         if found is None:
-            with torch.inference_mode(mode=False):  # the next call may be outside of it
-                found = self._laid_out(inputs, lengths, sizes)
-            if key:
-                if len(self._layouts) >= _PLANS:
-                    self._layouts.clear()
-                self._layouts[tuple(key)] = found
+            if len(self._layouts) >= _PLANS:
+                self._layouts.clear()
+            found = self._layouts[tuple(key)] = self.layout(counts, lengths, sizes, dtype)
         return found
 
-    def _laid_out(
-        self, inputs: Sequence[Tensor], lengths: Mapping[str, Tensor | int],
-        sizes: Mapping[str, int],
+    def layout(
+        self, counts: tuple[int, ...], lengths: Mapping[str, Tensor | int],
+        sizes: Mapping[str, int], dtype: torch.dtype,
     ) -> CallLayout:  # fmt: skip
-        counts = [x.shape[0] for x in inputs]
-        items = max(counts + [x.shape[0] for x in lengths.values() if isinstance(x, Tensor)])
-        numbers = [x.numel() for x in inputs]
-        strides = [
-            size // count if count > 1 else 0 for size, count in zip(numbers, counts, strict=True)
-        ]
+        """What depends on the shapes of inputs, of which so many items are given, and on lengths.
+
+        Lengths are copied: a layout that is kept has those that it was made for.
+        """
+        with torch.inference_mode(mode=False):  # the next call may be outside of it
+            lengths = {k: x.clone() if isinstance(x, Tensor) else x for k, x in lengths.items()}
+            return self._laid_out(counts, lengths, sizes, dtype)
+
+    def _laid_out(
+        self, counts: tuple[int, ...], lengths: Mapping[str, Tensor | int],
+        sizes: Mapping[str, int], dtype: torch.dtype,
+    ) -> CallLayout:  # fmt: skip
+        # How many numbers an item has of each input, and how far apart two items are.
+        given = zip(self.program.inputs, counts, strict=True)
+        each = [(math.prod(dim.evaluate(sizes) for dim in one.dims), n) for one, n in given]
+        strides = [size if count > 1 else 0 for size, count in each]
+        items = max([*counts, *(len(x) for x in lengths.values() if isinstance(x, Tensor))])
         records = self.records(sizes, strides)
-        goals = tuple(
-            self._goal(goal, lengths, sizes, records, items) for goal in self.program.goals
-        )
-        # Of an item without a cell nothing is read.
-        cells = torch.stack([
-            goal.cells.masked_fill(~goal.inside, -1).masked_fill(goal.before, -2) for goal in goals
-        ])  # fmt: skip
-        width = inputs[self.first].element_size()
-        kinds = list(zip(numbers, strides, self.whole, strict=True))
+        goals = [self._goal(goal, lengths, sizes, records, items) for goal in self.program.goals]
+        steps, cells, rows = (torch.from_numpy(np.stack(part)) for part in zip(*goals, strict=True))
+        width, kinds = dtype.itemsize, zip(each, strides, self.whole, strict=True)
         return CallLayout(
-            records, items, goals,
-            torch.stack([goal.steps for goal in goals]),
-            torch.stack([cells, torch.stack([goal.rows for goal in goals])]),
-            array("q", [0 if whole else size for size, _, whole in kinds]),
-            array("q", [width * records.size, *((8 if w else width) * n for _, n, w in kinds)]),
+            self, dict(sizes), lengths, counts, dtype, records, items, steps,
+            torch.stack([cells, rows]),
+            array("q", [0 if w else size * n for (size, n), _, w in kinds]),
+            array("q", [
+                width * records.size,
+                *((8 if w else width) * n for n, w in zip(strides, self.whole, strict=True)),
+            ]),
+            max(1, int(records.work * items) // _WORK_OF_A_THREAD),
         )  # fmt: skip
 
     def _goal(
         self, goal: Read, lengths: Mapping[str, Tensor | int], sizes: Mapping[str, int],
         records: Records, items: int,
-    ) -> "Goal":  # fmt: skip
-        """Where a goal's cell of each item is."""
+    ) -> tuple[Any, Any, Any]:  # fmt: skip
+        """(items,) the steps of a goal, its cells and its levels, as `CallLayout` has them."""
         place = self.lowered.places[goal.array]
         table = place.table
         # In NumPy, whose calls on a few numbers take a third of torch's.
@@ -244,15 +313,10 @@ class Executable:
         for axis in place.axes if place.row else place.axes[:-1]:
             row = row * ends[axis] + point[axis]
         item = np.arange(items)
-        # Of an item without the cell any number is read, and left out.
-        cells = np.where(inside, item * records.size + (records.at[goal.array] + cell), 0)
-        rows = np.where(inside, item * records.levels + (records.level[goal.array] + row), 0)
-        steps, plain = np.where(inside, step, -1), bool((inside & ~before).all())
-        tensor = torch.from_numpy
-        return Goal(
-            tensor(cells), tensor(rows), tensor(steps), tensor(inside), tensor(before), plain,
-            records.size,
-        )  # fmt: skip
+        cells = item * records.size + (records.at[goal.array] + cell)
+        rows = item * records.levels + (records.level[goal.array] + row)
+        cells = np.where(before, -2, np.where(inside, cells, -1))
+        return np.where(inside, step, -1), cells, np.where(inside, rows, 0)
 
 
 def _seed(generator: torch.Generator | None) -> int:
@@ -267,50 +331,6 @@ def _number(form: Affine, values: Mapping[str, Any]) -> Any:
     return total
 
 
-@dataclass(frozen=True, eq=False)
-class Goal:
-    """Where a goal is, for each item.
-
-    Attributes:
-        cells, rows: (items,) the places of its number among all values, and of its level.
-        steps: (items,) the step that computes it; -1: none does.
-        inside: (items,) whether it is a cell of its table.
-        before: (items,) whether it is before the first cell, and so 1.
-        plain: whether all are inside, and none is before.
-        size: how many numbers an item's tables have.
-    """
-
-    cells: Tensor
-    rows: Tensor
-    steps: Tensor
-    inside: Tensor
-    before: Tensor
-    plain: bool
-    size: int
-
-    def reached(self, possible: Tensor) -> Tensor:
-        """(items,) whether derivations go through the goal, of the items that have any."""
-        return possible if self.plain else possible & self.inside & ~self.before
-
-    @cached_property
-    def own_cells(self) -> Tensor:
-        """(items,) the places of its cells in the tables of an item."""
-        return self.cells - torch.arange(len(self.cells), device="cpu") * self.size
-
-    def places(self, possible: Tensor) -> Tensor:
-        """(items,) the places of its cells in the tables of an item, -1 for those not reached."""
-        return torch.where(self.reached(possible), self.own_cells, -1)
-
-    def cell_values(self, values: Tensor, possible: Tensor) -> Tensor:
-        """(items,) what some values like those of tables have at the goals, 0 for those of none."""
-        return torch.where(self.reached(possible), values.view(-1)[self.cells], 0.0)
-
-    def add_to(self, values: Tensor, above: Tensor, possible: Tensor) -> None:
-        """Add something to some values like those of tables, for each goal that is a cell."""
-        above = torch.where(self.reached(possible), above.to(values), 0.0)
-        values.view(-1).index_add_(0, self.cells, above)
-
-
 @functools.lru_cache(maxsize=256)
 def executable_of(program: Program) -> Executable | None:
     """The executable of a program; None where the executor lacks a stage for it."""
@@ -320,16 +340,12 @@ def executable_of(program: Program) -> Executable | None:
         return None
 
 
-def serves(program: Program, inputs: Sequence[Tensor], sizes: Mapping[str, int]) -> bool:
-    """Return whether the executor answers a program with these inputs."""
-    logs = [x for x in inputs if x.is_floating_point()]
-    return (
-        bool(logs)
-        and all(x.device.type == "cpu" for x in inputs)
-        and (all(sizes.values()) or all(size.evaluate(sizes) for size in program.ranges.values()))
-        and executable_of(program) is not None
-        and LIBRARY.available(logs[0].dtype)
-    )
+def serves(program: Program, sizes: Mapping[str, int]) -> Executable | None:
+    """What answers a program at some sizes, on the CPU in the dtypes of `is_available`; or None."""
+    possible = all(sizes.values()) or all(x.evaluate(sizes) for x in program.ranges.values())
+    if not possible or all(array.whole for array in program.inputs):
+        return None
+    return executable_of(program)
 
 
 # ---- runs ----
@@ -338,7 +354,7 @@ def serves(program: Program, inputs: Sequence[Tensor], sizes: Mapping[str, int])
 class _ExecutorState:
     """The numbers and levels of all tables, and the executor's own state."""
 
-    def __init__(self, dtype: torch.dtype, items: int, records: Records) -> None:
+    def __init__(self, records: Records, items: int, dtype: torch.dtype) -> None:
         self.dtype, self.handle = dtype, None
         # Tables of no cells have a number all the same, which goals outside of them read.
         with torch.inference_mode(mode=False):  # the next call of these sizes may be outside of it
@@ -347,7 +363,9 @@ class _ExecutorState:
         self.records = records
         self.found = array("q", [0, 0])  # whether inputs were unsound, and sums far from 0
         self.spare: dict[str, Tensor] = {}
-        self.keep: tuple[Any, ...] = ()  # what the state points to
+        self.keep: CallLayout | None = None  # what the state points to
+        self.said: list[Tensor | None] | None = None  # the direction that its means are along
+        self.alongs = 0  # passes along a direction, of which the means of the last one are there
         self.inputs = 0  # numbers of inputs that are logs
         self.above: Tensor | None = None  # (items,) what the gradients of tables are there for
 
@@ -370,12 +388,13 @@ class _Lease:
 
     idle: dict[tuple[object, ...], list[_ExecutorState]] = {}  # noqa: RUF012
 
-    def __init__(
-        self, key: tuple[object, ...], dtype: torch.dtype, items: int, records: Records
-    ) -> None:
-        waiting = self.idle.get(key)
-        self.key = key
-        self.run = waiting.pop() if waiting else _ExecutorState(dtype, items, records)
+    def __init__(self, layout: CallLayout, *, best: bool) -> None:
+        self.key = (layout.records, layout.items, layout.dtype, best)
+        waiting = self.idle.get(self.key)
+        try:
+            self.run = waiting.pop() if waiting else _ExecutorState(*self.key[:3])
+        except IndexError:  # another thread took it
+            self.run = _ExecutorState(*self.key[:3])
 
     def __del__(self) -> None:
         waiting = self.idle.setdefault(self.key, [])
@@ -392,77 +411,64 @@ class Upward:
     """A finished pass upwards.
 
     Attributes:
+        layout: what was computed.
+        lease: the run that has its tables.
         inputs: contiguous, in the order of the program, whole numbers among them.
+        data: the addresses of the values of tables, and of inputs.
         value: (items,) the goal.
-        sizes: by name.
         dtype: of the inputs that were given, whatever that of the pass.
     """
 
-    executable: Executable
+    layout: CallLayout
     lease: _Lease
     inputs: tuple[Tensor, ...]
-    goals: tuple[Goal, ...]
+    data: "array[int]"
     value: Tensor
-    sizes: Mapping[str, int]
     dtype: torch.dtype
-
-    @property
-    def records(self) -> Records:
-        """The program at the sizes of the inputs."""
-        return self.lease.run.records
 
     @cached_property
     def possible(self) -> Tensor:
-        """(items,) whether a goal is a cell, so that gradients go into it."""
+        """(items,) whether there is a derivation, so that gradients go into the goals."""
         return self.value > -torch.inf
 
 
 def run_up(
-    program: Program, inputs: Sequence[Tensor], lengths: Mapping[str, Tensor | int],
-    sizes: Mapping[str, int], *, best: bool, keep: bool = False,
-) -> Upward:  # fmt: skip
+    layout: CallLayout, inputs: Sequence[Tensor], *, best: bool, keep: bool = False
+) -> Upward:
     """Log-sums, or maxima, of all tables.
 
     Args:
-        program: the recurrence.
-        inputs: in its order.
-        lengths: by name.
-        sizes: by name.
+        layout: what is computed.
+        inputs: in the order of the program.
         best: whether maxima are asked for.
         keep: whether gradients or draws are asked for next, for which more is kept.
 
     Raises:
         ModelError: an input has a NaN or +inf.
     """
-    executable = executable_of(program)
-    assert executable is not None
-    inputs = tuple(x.detach().contiguous() for x in inputs)
-    layout = executable.layout(inputs, lengths, sizes)
-    records, items, dtype = layout.records, layout.items, inputs[executable.first].dtype
-    lease = _Lease((id(executable), id(records), items, dtype, best), dtype, items, records)
+    inputs = tuple([x.detach().contiguous() for x in inputs])
+    dtype, lease = layout.dtype, _Lease(layout, best=best)
     run = lease.run
-    value = torch.empty(items, dtype=dtype, device="cpu")
+    value = torch.empty(layout.items, dtype=dtype, device="cpu")
     data = _pointers([run.values, *inputs])
     # The state keeps what it was given, so that stays alive with it.
-    run.keep, run.above, run.inputs = (layout, records), None, sum(layout.checked)
-    cells, found = layout.ends.data_ptr(), _address(run.found)
+    run.keep, run.above, run.said, run.inputs = layout, None, None, layout.numbers
     run.handle = _function("up", dtype)(
-        _address(records.numbers), _address(data), run.levels.data_ptr(), layout.steps.data_ptr(),
-        _address(layout.apart), _address(layout.checked), len(layout.checked), items, int(best),
-        threads(records.work * items), int(keep), run.handle, cells, len(layout.goals),
-        value.data_ptr(), found,
+        _address(layout.call), _address(data), run.levels.data_ptr(), best,
+        1 if layout.threads == 1 else min(layout.threads, torch.get_num_threads()), keep,
+        run.handle, value.data_ptr(), _address(run.found),
     )  # fmt: skip
     unsound, far = run.found
+    program = layout.executable.program
     if unsound:
         for one, values in zip(program.inputs, inputs, strict=True):
             if not one.whole:
                 checked_log_values(f"{program.name}'s {one.name}", values)
-    if dtype == torch.float32 and far:
+    if far and dtype == torch.float32:
         # Sums of numbers so far apart keep their digits in float64.
-        wide = [x.double() if x.is_floating_point() else x for x in inputs]
-        up = run_up(program, wide, lengths, sizes, best=False, keep=keep)
+        up = run_up(*_wide(layout, inputs), best=False, keep=keep)
         return replace(up, value=up.value.to(dtype), dtype=dtype)
-    return Upward(executable, lease, inputs, layout.goals, value, sizes, dtype)
+    return Upward(layout, lease, inputs, data, value, dtype)
 
 
 def _pointers(tensors: Sequence[Tensor | None]) -> "array[int]":
@@ -471,29 +477,40 @@ def _pointers(tensors: Sequence[Tensor | None]) -> "array[int]":
 
 
 def run_down(
-    up: Upward, above: Tensor, wanted: Sequence[bool], rows: tuple[str, Tensor] | None = None
-) -> list[Tensor | None]:
-    """The gradients of the goal in inputs, each summed over items where these share it.
+    up: Upward, above: Tensor | None, wanted: Sequence[bool],
+    rows: tuple[str, Tensor] | None = None,
+) -> list[Tensor | None]:  # fmt: skip
+    """The gradients of something in inputs, each summed over items where these share it.
 
     Args:
         up: a pass of log-sums.
-        above: (items,) the gradient of something in the goal.
+        above: (items,) its gradient in the goal.
         wanted: of which inputs.
-        rows: a table, and the gradient of it in its `rows_of`, which is added.
+        rows: in place of the goal a table, and the gradient in its `rows_of`.
     """
-    run, possible = up.lease.run, up.possible
-    below = run.room("gradients").zero_()
-    for goal in up.goals:
-        goal.add_to(below, above, possible)
+    run = up.lease.run
+    below, gradients = run.room("gradients"), _zeros(up, wanted)
     if rows is not None:
-        _rows_in(up, below, rows[0]).add_(rows[1])
-    gradients, run.above = _zeros(up, wanted), None
-    data, grads = _pointers([run.values, *up.inputs]), _pointers([below, *gradients])
-    _function("down", run.dtype)(run.handle, _address(data), _address(grads))
-    run.above = None if rows is not None else above.to(run.dtype, copy=True)
+        _rows_in(up, below.zero_(), rows[0]).add_(rows[1])
+        above = None
+    run.above = None if above is None else above.to(run.dtype, copy=True)
+    grads = _pointers([below, *gradients])
+    _function("down", run.dtype)(
+        run.handle, _address(up.data), _address(grads),
+        None if run.above is None else run.above.data_ptr(),
+    )  # fmt: skip
     if run.dtype == up.dtype:
         return gradients
-    return [x if x is None else flushed(x.to(up.dtype)) for x in gradients]
+    return [x if x is None else _in_dtype(x, up.dtype) for x in gradients]
+
+
+def _in_dtype(values: Tensor, dtype: torch.dtype) -> Tensor:
+    """Float64 values in a dtype, in a narrower one with 0 in place of subnormal numbers."""
+    if dtype == torch.float64:
+        return values
+    made = torch.empty_like(values, dtype=dtype)
+    _function("narrow", dtype)(values.data_ptr(), made.data_ptr(), values.numel())
+    return made
 
 
 def rows_of(up: Upward, table: str) -> Tensor:
@@ -504,10 +521,11 @@ def rows_of(up: Upward, table: str) -> Tensor:
         table: whose cells are computed in the order of the axis, from its first one on.
     """
     rows = _rows_in(up, up.lease.run.values, table)
-    _, count = up.executable.extents(up.sizes)[table]
+    layout = up.layout
+    _, count = layout.executable.extents(layout.sizes)[table]
     many = count // rows.shape[1]
     if many > 1:  # several rows of a step, each with a level of its own
-        start = up.records.level[table]
+        start = layout.records.level[table]
         levels = up.lease.run.levels[:, start : start + count].unflatten(1, (-1, many))
         levels = (levels - levels.amax(2, keepdim=True)).to(rows)
         rows = (rows.unflatten(2, (many, -1)) + levels.unsqueeze(3)).flatten(2)
@@ -516,9 +534,10 @@ def rows_of(up: Upward, table: str) -> Tensor:
 
 def _rows_in(up: Upward, values: Tensor, table: str) -> Tensor:
     """The part of values like those of tables that a table has, (items, steps, labels)."""
-    count, _ = up.executable.extents(up.sizes)[table]
-    start, steps = up.records.at[table], up.executable.lowered.places[table].steps
-    return values[:, start : start + count].unflatten(1, (steps.evaluate(up.sizes), -1))
+    layout = up.layout
+    count, _ = layout.executable.extents(layout.sizes)[table]
+    start, steps = layout.records.at[table], layout.executable.lowered.places[table].steps
+    return values[:, start : start + count].unflatten(1, (steps.evaluate(layout.sizes), -1))
 
 
 def _zeros(up: Upward, wanted: Sequence[bool]) -> list[Tensor | None]:
@@ -526,93 +545,75 @@ def _zeros(up: Upward, wanted: Sequence[bool]) -> list[Tensor | None]:
     return [torch.zeros_like(x) if use else None for x, use in zip(up.inputs, wanted, strict=True)]
 
 
-@torch.no_grad()
-def mean_along(up: Upward, said: Sequence[Tensor | None]) -> Tensor:
+def mean_along(up: Upward, said: Sequence[Tensor | None] | None) -> Tensor:
     """(items,) the mean over derivations of the sum of what is said of each entry that is read.
 
     Of the inputs' own logs it is the mean score, of any other a derivative along a direction.
 
     Args:
         up: a pass of log-sums.
-        said: of each input, in its shape, finite; None: nothing.
+        said: of each input, in its shape, finite, which `run_second` reads again; None: nothing, or
+            of all inputs their own logs, without those that are absent.
     """
-    said = [None if x is None else x.to(up.lease.run.dtype).contiguous() for x in said]
-    return _along(up, said, entropic=False)
+    run = up.lease.run
+    run.said = None
+    if said is not None:
+        run.said = [None if x is None else x.detach().to(run.dtype).contiguous() for x in said]
+    return _along(up, run.said, entropic=False)
 
 
-@torch.no_grad()
 def entropies(up: Upward) -> Tensor:
     """(items,) the entropies of derivations in nats, 0 where there is none.
 
     Args:
         up: a pass of log-sums.
     """
-    return _along(up, [None] * len(up.inputs), entropic=True)
+    return _along(up, None, entropic=True)
 
 
-def _along(up: Upward, said: Sequence[Tensor | None], *, entropic: bool) -> Tensor:
+def _along(up: Upward, said: Sequence[Tensor | None] | None, *, entropic: bool) -> Tensor:
     """(items,) a mean over derivations, of what is said or of minus the log of their shares."""
-    run, means = up.lease.run, up.lease.run.room("means")
-    data, moves = _pointers([run.values, *up.inputs]), _pointers([means, *said])
-    _function("along", run.dtype)(run.handle, _address(data), _address(moves), int(entropic))
-    return torch.stack([goal.cell_values(means, up.possible) for goal in up.goals]).sum(0)
+    run = up.lease.run
+    run.alongs += 1
+    moves = _pointers([run.room("means"), *(said or [None] * len(up.inputs))])
+    means = torch.empty(up.layout.items, dtype=run.dtype, device="cpu")
+    _function("along", run.dtype)(
+        run.handle, _address(up.data), _address(moves), means.data_ptr(),
+        said is None and not entropic, entropic,
+    )  # fmt: skip
+    return means
 
 
-@dataclass(frozen=True, eq=False)
-class Second:
-    """The derivative of a gradient along a direction.
-
-    Attributes:
-        means: (items,) the derivatives of the goal along the direction.
-        gradients: of the goal in inputs, as from `run_down`; none, unless they are asked for.
-        turns: their derivatives along the direction.
-    """
-
-    means: Tensor
-    gradients: list[Tensor | None]
-    turns: list[Tensor | None]
-
-    def to(self, dtype: torch.dtype) -> "Second":
-        """The same in a dtype."""
-        first, second = (
-            [None if x is None else flushed(x.to(dtype)) for x in each]
-            for each in (self.gradients, self.turns)
-        )
-        return Second(self.means.to(dtype), first, second)
-
-
-@torch.no_grad()
 def run_second(
-    up: Upward, said: Sequence[Tensor | None], above: Tensor, more: Tensor | None,
-    wanted: Sequence[bool], *, first: bool,
-) -> Second:  # fmt: skip
-    """The second derivatives of the goal along a direction, in float64 accurately.
+    up: Upward, above: Tensor, more: Tensor | None, wanted: Sequence[bool], *, first: bool
+) -> tuple[list[Tensor | None], list[Tensor | None]]:
+    """The derivative of the goal's gradient along a direction, in float64 accurately.
 
     Args:
-        up: a pass of log-sums.
-        said: the direction, as for `mean_along`.
+        up: a pass of log-sums, after `mean_along` the direction.
         above: (items,) the gradient of something in the goal, as for `run_down`.
         more: (items,) its derivative, so that its product with the gradient is added to the turns.
         wanted: of which inputs.
         first: whether gradients are asked for, too.
+
+    Returns:
+        The gradients in inputs, as from `run_down`, if they are asked for, and their derivatives.
     """
-    said = [None if x is None else x.contiguous() for x in said]
-    means, run = mean_along(up, said), up.lease.run
+    run = up.lease.run
     gradients: list[Tensor | None] = [None] * len(wanted)
     # The gradients of tables may be there, from a way down for the same.
     known = run.above is not None and torch.equal(run.above, above.to(run.dtype))
     if first or not known:
         gradients = run_down(up, above, wanted if first else [False] * len(wanted))
-    below, turns = run.room("seconds").zero_(), _zeros(up, wanted)
-    for goal in up.goals:
-        if more is not None:
-            goal.add_to(below, more, up.possible)
-    seconds = _pointers([below, *turns])
-    _function("second", run.dtype)(run.handle, _address(seconds))
-    return Second(means, gradients, turns)
+    turns = _zeros(up, wanted)
+    seconds = _pointers([run.room("seconds"), *turns])
+    more = None if more is None else more.to(run.dtype).contiguous()
+    _function("second", run.dtype)(
+        run.handle, _address(seconds), None if more is None else more.data_ptr()
+    )
+    return gradients, turns
 
 
-@torch.no_grad()
 def best_with(up: Upward | Derived, only: int | None = None) -> list[Tensor | None]:
     """The best score of a derivation that uses each entry: (items, *dims) of each input of logs.
 
@@ -624,26 +625,20 @@ def best_with(up: Upward | Derived, only: int | None = None) -> list[Tensor | No
     """
     if isinstance(up, Derived):
         return up.best_with()
-    run, items = up.lease.run, len(up.value)
-    below = run.room("losses").fill_(-torch.inf)
-    for goal in up.goals:
-        below.view(-1)[goal.cells[goal.reached(up.possible)]] = 0.0
-    losses = [
-        x.new_full((items, *x.shape[1:]), -torch.inf)
+    run, items = up.lease.run, up.layout.items
+    best = [
+        torch.empty(items, *x.shape[1:], dtype=run.dtype, device="cpu")
         if x.is_floating_point() and only in (None, number)
         else None
         for number, x in enumerate(up.inputs)
     ]
-    each = [below, *losses]
+    each = [run.room("losses"), *best]
     apart = array("q", [0 if x is None else x.stride(0) * x.element_size() for x in each])
-    data, lost = _pointers([run.values, *up.inputs]), _pointers(each)
-    _function("maxima", run.dtype)(run.handle, _address(data), _address(lost), _address(apart))
-    # What nothing uses has lost everything; impossible items have used nothing.
-    best = torch.where(up.possible, up.value, 0.0)
-    return [x if x is None else x.add_(best.view(-1, *[1] * (x.ndim - 1))) for x in losses]
+    losses = _pointers(each)
+    _function("maxima", run.dtype)(run.handle, _address(up.data), _address(losses), _address(apart))
+    return best
 
 
-@torch.no_grad()
 def derivations(
     up: Upward | Derived, count: int | None, generator: torch.Generator | None
 ) -> Tensor:
@@ -658,23 +653,14 @@ def derivations(
     """
     if isinstance(up, Derived):
         return up.derivations(count, generator)
-    run, items = up.lease.run, len(up.value)
-    draws, seed = 1 if count is None else count, 0
-    if count is not None:
-        seed = _seed(generator)
-    data = _pointers([run.values, *up.inputs])
-    found: list[Tensor] = []
-    for goal in up.goals:
-        cells = goal.places(up.possible)
-        many = _function("descend", run.dtype)(
-            run.handle, _address(data), cells.data_ptr(), draws, int(count is None), seed
-        )
-        found.append(_reads(run, many))
-        seed += draws * items
-    return torch.cat(found)
+    run = up.lease.run
+    many = _function("descend", run.dtype)(
+        run.handle, _address(up.data), 1 if count is None else count, count is None,
+        0 if count is None else _seed(generator),
+    )  # fmt: skip
+    return _reads(run, many)
 
 
-@torch.no_grad()
 def states(
     up: Upward, number: int, count: int | None, generator: torch.Generator | None,
     noise: Tensor | None = None,
@@ -691,44 +677,41 @@ def states(
         noise: (draws, items, *sites, width), to be added to the entries of the input where they are
             chosen; the largest sums are taken. Where one label is chosen at a time, as in chains.
     """
-    run, items, draws = up.lease.run, len(up.value), 1 if count is None else count
+    run, items, draws = up.lease.run, up.layout.items, 1 if count is None else count
     seed = 0 if count is None or noise is not None else _seed(generator)
     noise = None if noise is None else noise.detach().to(run.dtype).contiguous()
     *sites, width = up.inputs[number].shape[1:]
-    found = torch.full((draws, items, *sites), -1, device="cpu")
-    data = _pointers([run.values, *up.inputs])
-    for goal in up.goals:
-        cells = goal.places(up.possible)
-        _function("states", run.dtype)(
-            run.handle, _address(data), cells.data_ptr(), draws, int(count is None), seed,
-            number + 1, width, math.prod(sites), None if noise is None else noise.data_ptr(),
-            found.data_ptr(),
-        )  # fmt: skip
-        seed += draws * items
+    found = torch.empty(draws, items, *sites, dtype=torch.int64, device="cpu")
+    _function("states", run.dtype)(
+        run.handle, _address(up.data), draws, count is None, seed, number + 1, width,
+        math.prod(sites), None if noise is None else noise.data_ptr(), found.data_ptr(),
+    )  # fmt: skip
     return found
 
 
-@torch.no_grad()
-def best_states(up: Upward, number: int, count: int) -> Tensor:
+def best_states(up: Upward, number: int, count: int) -> tuple[Tensor, Tensor]:
     """(count, items, *sites) the states of an input's sites in the best derivations, best first.
 
-    -1 where they use none of a site, and where there are fewer.
+    -1 where they use none of a site, and where there are fewer. And their scores, (count, items),
+    in float64, by which they are in order, and -inf where there are fewer; without gradient.
     """
-    if count == 1:
-        return states(up, number, None, None)
-    run, found = up.lease.run, up.possible.long()
+    run, items = up.lease.run, up.layout.items
     *sites, width = up.inputs[number].shape[1:]
-    best = torch.full((count, len(found), *sites), -1, device="cpu")
-    cells = torch.stack([goal.places(up.possible) for goal in up.goals])
-    data = _pointers([run.values, *up.inputs])
+    best = torch.empty(count, items, *sites, dtype=torch.int64, device="cpu")
+    scores = torch.empty(count, items, dtype=torch.float64, device="cpu")
     _function("k_best_states", run.dtype)(
-        run.handle, _address(data), cells.data_ptr(), len(cells), count, found.data_ptr(),
-        number + 1, width, math.prod(sites), best.data_ptr(),
+        run.handle, _address(up.data), count, number + 1, width, math.prod(sites),
+        best.data_ptr(), scores.data_ptr(),
     )  # fmt: skip
-    return best
+    if bool((scores[1:] > scores[:-1]).any()):  # they were found with the digits of the inputs
+        order = scores.argsort(dim=0, descending=True, stable=True)
+        scores = scores.gather(0, order)
+        best = (
+            best.flatten(2).gather(0, order.unsqueeze(2).expand_as(best.flatten(2))).view_as(best)
+        )
+    return best, scores
 
 
-@torch.no_grad()
 def best_derivations(up: Upward | Derived, count: int) -> tuple[Tensor, Tensor]:
     """What the best derivations read, and (items,) how many there are, at most ``count``.
 
@@ -743,12 +726,9 @@ def best_derivations(up: Upward | Derived, count: int) -> tuple[Tensor, Tensor]:
         return up.best_derivations(count)
     if count == 1:
         return derivations(up, None, None), up.possible.long()
-    run, found = up.lease.run, up.possible.long()
-    cells = torch.stack([goal.places(up.possible) for goal in up.goals])
-    data = _pointers([run.values, *up.inputs])
-    many = _function("k_best", run.dtype)(
-        run.handle, _address(data), cells.data_ptr(), len(cells), count, found.data_ptr()
-    )
+    run = up.lease.run
+    found = torch.empty(up.layout.items, dtype=torch.int64, device="cpu")
+    many = _function("k_best", run.dtype)(run.handle, _address(up.data), count, found.data_ptr())
     return _reads(run, many), found
 
 
@@ -813,85 +793,54 @@ def _reads(run: _ExecutorState, many: int) -> Tensor:
 # ---- derivatives ----
 
 
-@dataclass(frozen=True, eq=False)
-class _Call:
-    """What is asked for, beside the tensors that derivatives are taken in."""
+def _second(
+    up: Upward, said: Sequence[Tensor | None] | None, above: Tensor, more: Tensor | None,
+    wanted: Sequence[bool], *, first: bool, along: int | None = None,
+) -> tuple[Tensor | None, list[Tensor | None], list[Tensor | None]]:  # fmt: skip
+    """`mean_along` and `run_second` in float64, so that differences of derivatives keep digits.
 
-    program: Program
-    lengths: Mapping[str, Tensor | int]
-    sizes: Mapping[str, int]
+    Where the last pass of a run in float64 was ``along`` the same, means are not found again.
+    """
+    dtype = up.dtype
+    if up.layout.dtype != torch.float64:
+        up = run_up(*_wide(up.layout, up.inputs), best=False, keep=True)
+    elif dtype != torch.float64:
+        up = replace(up, dtype=torch.float64)
+    is_known = along is not None and along == up.lease.run.alongs
+    means = None if is_known else mean_along(up, said).to(dtype)
+    gradients, turns = (
+        [None if x is None else _in_dtype(x, dtype) for x in each]
+        for each in run_second(up, above, more, wanted, first=first)
+    )
+    return means, gradients, turns
 
-    def run_up(self, inputs: Sequence[Tensor], *, keep: bool = True) -> Upward:
-        """A pass of log-sums."""
-        return run_up(self.program, inputs, self.lengths, self.sizes, best=False, keep=keep)
 
-    def interpreted(self, *inputs: Tensor) -> Tensor:
-        """(items,) log Z by the interpreter, which has all derivatives."""
-        given = {array.name: x for array, x in zip(self.program.inputs, inputs, strict=True)}
-        return evaluate(self.program, given, self.lengths, self.sizes, LogSum())
-
-    def interpreted_gradients(self, above: Tensor, *inputs: Tensor) -> list[Tensor]:
-        """The gradients in all inputs that need one, given that of log Z."""
-        found = regradient(self.interpreted, inputs, above)
-        return [x for x in found if x is not None]
-
-    def interpreted_mean(self, *tensors: Tensor) -> tuple[Tensor, Tensor]:
-        """(items,) log Z and mean scores, of inputs and then what is said of those of logs."""
-        inputs, said = self.divide(tensors)
-        logs = [x for x in inputs if x.is_floating_point()]
-
-        def log_partition(*values: Tensor) -> Tensor:
-            each = iter(values)
-            return self.interpreted(*(next(each) if x.is_floating_point() else x for x in inputs))
-
-        return mean_scores(log_partition, logs, [x for x in said if x is not None])
-
-    def interpreted_entropy(self, *inputs: Tensor) -> Tensor:
-        """(items,) entropies, which have all derivatives."""
-        log_z, mean = self.interpreted_mean(*inputs, *_scores(inputs))
-        return torch.where(log_z > -torch.inf, log_z - mean, 0.0)
-
-    def divide(self, tensors: Sequence[Tensor]) -> tuple[list[Tensor], list[Tensor | None]]:
-        """The inputs, and what is said of each; nothing is said of whole numbers."""
-        count = len(self.program.inputs)
-        each = iter(tensors[count:])
-        said = [None if array.whole else next(each) for array in self.program.inputs]
-        return [*tensors[:count]], said
-
-    def second(
-        self, up: Upward, said: Sequence[Tensor | None], above: Tensor, more: Tensor | None,
-        wanted: Sequence[bool], *, first: bool,
-    ) -> Second:  # fmt: skip
-        """`run_second` in float64, in which differences of derivatives keep their digits."""
-        dtype = up.value.dtype
-        if dtype == torch.float64:
-            return run_second(up, said, above, more, wanted, first=first)
-        inputs = [x.double() if x.is_floating_point() else x for x in up.inputs]
-        return run_second(
-            self.run_up(inputs), [None if x is None else x.double() for x in said],
-            above.double(), None if more is None else more.double(), wanted, first=first,
-        ).to(dtype)  # fmt: skip
+def _wide(layout: CallLayout, inputs: Sequence[Tensor]) -> tuple[CallLayout, list[Tensor]]:
+    """A layout and inputs in float64."""
+    if layout.dtype == torch.float64:
+        return layout, [*inputs]
+    return layout.wide, [x.double() if x.is_floating_point() else x for x in inputs]
 
 
 class _LogPartition(torch.autograd.Function):
     """The goal, whose gradient is a `_Gradient`."""
 
     @staticmethod
-    def forward(ctx: Any, call: _Call, *inputs: Tensor) -> Tensor:
-        ctx.call, ctx.up = call, call.run_up(inputs, keep=any(ctx.needs_input_grad))
+    def forward(ctx: Any, layout: CallLayout, *inputs: Tensor) -> Tensor:
+        ctx.up = run_up(layout, inputs, best=False, keep=True)
         ctx.save_for_backward(*inputs)
         return ctx.up.value.clone()
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> Any:
-        (above,), call = gradients, ctx.call
+        (above,), layout = gradients, ctx.up.layout
         inputs = ctx.saved_tensors  # torch refuses where one was written to since
         wanted = ctx.needs_input_grad[1:]
         if is_transformed(above):
-            return None, *regradient(call.interpreted, inputs, above)
+            return None, *regradient(layout.interpreted, inputs, above)
         if not torch.is_grad_enabled():
             return None, *run_down(ctx.up, above, wanted)
-        each = iter(_Gradient.apply(call, ctx.up, wanted, above, *inputs))  # pyright: ignore
+        each = iter(_Gradient.apply(ctx.up, wanted, above, *inputs))  # pyright: ignore
         return None, *(next(each) if use else None for use in wanted)
 
 
@@ -903,9 +852,9 @@ class _Gradient(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, call: _Call, up: Upward, wanted: Sequence[bool], above: Tensor, *inputs: Tensor
+        ctx: Any, up: Upward, wanted: Sequence[bool], above: Tensor, *inputs: Tensor
     ) -> tuple[Tensor, ...]:
-        ctx.call, ctx.up, ctx.wanted = call, up, wanted
+        ctx.up, ctx.wanted = up, wanted
         ctx.set_materialize_grads(False)  # what nothing depends on is no direction
         ctx.save_for_backward(above, *inputs)
         return tuple(x for x in run_down(up, above, wanted) if x is not None)
@@ -916,36 +865,39 @@ class _Gradient(torch.autograd.Function):
         each = iter(gradients)
         said = [next(each) if use else None for use in ctx.wanted]
         if torch.is_grad_enabled() or is_transformed(*gradients):
-            again, pairs = ctx.call.interpreted_gradients, zip(inputs, said, strict=True)
+            again, pairs = ctx.up.layout.interpreted_gradients, zip(inputs, said, strict=True)
             made = [torch.zeros_like(x) if one is None else one for x, one in pairs]
             made = [one for one, use in zip(made, ctx.wanted, strict=True) if use]
-            return None, None, None, *regradient(again, (above, *inputs), *made)
-        wanted = ctx.needs_input_grad[4:]
-        found = ctx.call.second(ctx.up, said, above, None, wanted, first=False)
-        return None, None, None, found.means, *found.turns
+            return None, None, *regradient(again, (above, *inputs), *made)
+        wanted = ctx.needs_input_grad[3:]
+        means, _, turns = _second(ctx.up, said, above, None, wanted, first=False)
+        return None, None, means, *turns
 
 
 class _Mean(torch.autograd.Function):
     """The goal, and the mean over derivations of what is said of the entries that they read."""
 
     @staticmethod
-    def forward(ctx: Any, call: _Call, *tensors: Tensor) -> tuple[Tensor, Tensor]:
-        inputs, said = call.divide(tensors)
-        ctx.call, ctx.up = call, call.run_up(inputs)
+    def forward(ctx: Any, layout: CallLayout, *tensors: Tensor) -> tuple[Tensor, Tensor]:
+        inputs, said = layout.divide(tensors)
+        ctx.up = run_up(layout, inputs, best=False, keep=True)
         ctx.save_for_backward(*tensors)
-        return ctx.up.value.clone(), mean_along(ctx.up, said).to(ctx.up.value)
+        means = mean_along(ctx.up, said)
+        ctx.along = ctx.up.lease.run.alongs
+        return ctx.up.value.clone(), means.to(ctx.up.value)
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> Any:
-        call, (of_goal, of_mean), tensors = ctx.call, gradients, ctx.saved_tensors
+        layout, (of_goal, of_mean), tensors = ctx.up.layout, gradients, ctx.saved_tensors
         if torch.is_grad_enabled() or is_transformed(*gradients):
-            return None, *regradient(call.interpreted_mean, tensors, of_goal, of_mean)
-        inputs, said = call.divide(tensors)
+            return None, *regradient(layout.interpreted_mean, tensors, of_goal, of_mean)
+        inputs, said = layout.divide(tensors)
         wanted = [x.is_floating_point() for x in inputs]
         # The mean is the derivative of the goal along what is said. So its gradient in what is said
         # is the goal's, and its gradient in the inputs is the derivative of that.
-        found = call.second(ctx.up, said, of_mean, of_goal, wanted, first=True)
-        return None, *found.turns, *(x for x in found.gradients if x is not None)
+        along = ctx.along if ctx.up.dtype == torch.float64 else None
+        _, firsts, turns = _second(ctx.up, said, of_mean, of_goal, wanted, first=True, along=along)
+        return None, *turns, *(x for x in firsts if x is not None)
 
 
 class _EntropyOfDerivations(torch.autograd.Function):
@@ -956,54 +908,56 @@ class _EntropyOfDerivations(torch.autograd.Function):
     """
 
     @staticmethod
-    def forward(ctx: Any, call: _Call, *inputs: Tensor) -> Tensor:
-        ctx.call, ctx.up = call, call.run_up(inputs)
+    def forward(ctx: Any, layout: CallLayout, *inputs: Tensor) -> Tensor:
         ctx.save_for_backward(*inputs)
-        return entropies(ctx.up).to(ctx.up.value)
+        # In float64, as the gradient will be, for which the passes are kept.
+        ctx.up, ctx.dtype = run_up(*_wide(layout, inputs), best=False, keep=True), layout.dtype
+        means = mean_along(ctx.up, None)
+        ctx.along = ctx.up.lease.run.alongs
+        return (ctx.up.value - means).to(layout.dtype)
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> Any:
-        call, (above,), inputs = ctx.call, gradients, ctx.saved_tensors
+        (above,), inputs = gradients, ctx.saved_tensors
         if torch.is_grad_enabled() or is_transformed(above):
-            return None, *regradient(call.interpreted_entropy, inputs, above)
-        scores = iter(_scores(inputs))
-        said = [None if array.whole else next(scores) for array in call.program.inputs]
-        found = call.second(ctx.up, said, -above, None, ctx.needs_input_grad[1:], first=False)
-        return None, *found.turns
+            return None, *regradient(ctx.up.layout.interpreted_entropy, inputs, above)
+        wanted = ctx.needs_input_grad[1:]
+        _, _, turns = _second(ctx.up, None, -above, None, wanted, first=False, along=ctx.along)
+        return None, *(x if x is None else _in_dtype(x, ctx.dtype) for x in turns)
 
 
-def _scores(inputs: Sequence[Tensor]) -> list[Tensor]:
-    """The inputs of logs, with 0 for what is absent, which no derivation reads."""
-    logs = [x for x in inputs if x.is_floating_point()]
-    return [torch.where(x > -torch.inf, x, 0.0) for x in logs]
+def _is_tracked(tensors: Sequence[Tensor]) -> bool:
+    """Return whether gradients of some tensors are recorded."""
+    return torch.is_grad_enabled() and any(x.requires_grad for x in tensors)
 
 
-def entropy(
-    program: Program, lengths: Mapping[str, Tensor | int], sizes: Mapping[str, int],
-    inputs: Sequence[Tensor],
-) -> Tensor:  # fmt: skip
+def entropy(layout: CallLayout, inputs: Sequence[Tensor]) -> Tensor:
     """(items,) the entropies of derivations in nats; 0 where there is none. Differentiable."""
-    value: Tensor = _EntropyOfDerivations.apply(_Call(program, lengths, sizes), *inputs)  # pyright: ignore
+    if not _is_tracked(inputs):
+        up = run_up(layout, inputs, best=False, keep=True)
+        return entropies(up).to(up.value)
+    value: Tensor = _EntropyOfDerivations.apply(layout, *inputs)  # pyright: ignore
     return value
 
 
-def log_partition(
-    program: Program, lengths: Mapping[str, Tensor | int], sizes: Mapping[str, int],
-    inputs: Sequence[Tensor],
-) -> Tensor:  # fmt: skip
-    """(items,) log Z in nats, of a program that the executor serves. All derivatives exist."""
-    value: Tensor = _LogPartition.apply(_Call(program, lengths, sizes), *inputs)  # pyright: ignore
+def log_partition(layout: CallLayout, inputs: Sequence[Tensor]) -> Tensor:
+    """(items,) log Z in nats, of inputs with all items, or one. All derivatives exist."""
+    if not _is_tracked(inputs):
+        return run_up(layout, inputs, best=False).value
+    value: Tensor = _LogPartition.apply(layout, *inputs)  # pyright: ignore
     return value
 
 
 def mean_score(
-    program: Program, lengths: Mapping[str, Tensor | int], sizes: Mapping[str, int],
-    inputs: Sequence[Tensor], said: Sequence[Tensor],
-) -> tuple[Tensor, Tensor]:  # fmt: skip
+    layout: CallLayout, inputs: Sequence[Tensor], said: Sequence[Tensor]
+) -> tuple[Tensor, Tensor]:
     """(items,) log Z, and the mean over derivations of the sum of what is said of their entries.
 
     All derivatives exist, in the inputs and in what is said, of each input of logs in its shape.
     """
-    call = _Call(program, lengths, sizes)
-    found: tuple[Tensor, Tensor] = _Mean.apply(call, *inputs, *said)  # pyright: ignore
+    tensors = (*inputs, *said)
+    if not _is_tracked(tensors):
+        up = run_up(layout, inputs, best=False, keep=True)
+        return up.value, mean_along(up, layout.divide(tensors)[1]).to(up.value)
+    found: tuple[Tensor, Tensor] = _Mean.apply(layout, *tensors)  # pyright: ignore
     return found

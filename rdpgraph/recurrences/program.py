@@ -3,6 +3,7 @@
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from itertools import product
+from typing import Any
 
 from rdpgraph._core.cache import cached_property
 from rdpgraph.recurrences.affine import Affine
@@ -186,6 +187,21 @@ class Program:
     rules: tuple[Rule, ...]
     goals: tuple[Read, ...]
     by_data: tuple[tuple[str, ...], ...] = ()
+
+    @cached_property
+    def names(self) -> tuple[str, ...]:
+        """The names of inputs, and then those of lengths."""
+        return (*(array.name for array in self.inputs), *(name for name, _ in self.lengths))
+
+    @cached_property
+    def logs(self) -> tuple[str, ...]:
+        """The names of the inputs of logs."""
+        return tuple(array.name for array in self.inputs if not array.whole)
+
+    @cached_property
+    def shapes(self) -> dict[tuple[Any, ...], Any]:
+        """What `bound.shapes_of` keeps for the shapes that it was asked for."""
+        return {}
 
     @cached_property
     def by_name(self) -> Mapping[str, Array | CellTable]:

@@ -136,7 +136,21 @@ class Whole:
     levels: int  # and levels
 
 
-RECORDS = (Form, Look, FactorRecord, Alternative, Stage, Whole)
+@dataclass(frozen=True, slots=True)
+class Call:
+    """What a pass upwards is given whatever the numbers; all but three are addresses."""
+
+    records: int  # the program's
+    steps: int  # (goals, items) the steps that compute the goals
+    cells: int  # (goals, items) where they are, -1: nowhere, -2: before the first, and their levels
+    apart: int  # (slots + 1) the bytes from one item to the next, of tables and inputs
+    counts: int  # (slots) the numbers of all items; 0 for whole numbers
+    slots: int
+    items: int
+    goals: int
+
+
+RECORDS = (Form, Look, FactorRecord, Alternative, Stage, Whole, Call)
 HEADER = Path(__file__).parents[1] / "native" / "kernels" / "recurrences" / "records.h"
 
 

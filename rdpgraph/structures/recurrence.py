@@ -12,7 +12,9 @@ import torch
 from torch import Tensor
 
 from rdpgraph._core import tuning
+from rdpgraph._core.numbers import lowest
 from rdpgraph._core.portable import field_names
+from rdpgraph._core.shards import is_sharded
 from rdpgraph.errors import EvidenceError, ModelError
 from rdpgraph.interface.sites import Sites
 from rdpgraph.interface.structure import Structure, is_tracked
@@ -33,7 +35,7 @@ from rdpgraph.recurrences.potentials import (
     sizes_of,
     with_ranks,
 )
-from rdpgraph.recurrences.program import Program
+from rdpgraph.recurrences.program import Array, Program
 from rdpgraph.recurrences.restriction import SAME, STATES, UNARY, label_sites, restrict_rules
 from rdpgraph.structures.chain import paths
 from rdpgraph.structures.chain.parts import ChainTensors, Parts
@@ -45,6 +47,9 @@ from rdpgraph.structures.draws import (
     perturbed,
     require_generator,
 )
+
+_CHECKED = "checked inputs"
+"""Where objects keep a `_Checked`."""
 
 
 class _ProgramOf:
@@ -123,6 +128,7 @@ class Recurrence(Structure):
         unary: Any
 
     why_no_graph = "its rules may score what factors of few sites cannot"
+    transparent = frozenset({"batch_shape", "inputs", "name", "written", "written_for"})
 
     rules: ClassVar[str] = ""
     declared: ClassVar[Declared] = ()
@@ -139,7 +145,8 @@ class Recurrence(Structure):
             dataclass(frozen=True, eq=False, init=False)(cls)
 
     def __init__(self, *args: Any, **named: Any) -> None:
-        owner, order = type(self).__name__, _arguments(type(self))
+        kind, stored = type(self), vars(self)
+        owner, order = kind.__name__, _arguments(kind)
         if len(args) > len(order):
             raise ModelError(f"{owner} takes {', '.join(order)}; got {len(args)} values.")
         given = dict(zip(order, args, strict=False))
@@ -148,34 +155,33 @@ class Recurrence(Structure):
                 why = " twice" if name in given else f"; it takes {', '.join(order)}"
                 raise ModelError(f"{owner} got {name}{why}.")
             given[name] = value
-        for name in field_names(type(self)):
-            object.__setattr__(self, name, given.get(name, getattr(type(self), name, None)))
+        for name in field_names(kind):
+            stored[name] = given[name] if name in given else getattr(kind, name, None)
         self.__post_init__()
 
     def __post_init__(self) -> None:
         """Check the inputs; a `__post_init__` of a subclass calls this one."""
-        # A potential that may be asked for few values is checked for its shape alone.
+        stored, names, written = vars(self), field_names(type(self)), self.written()
         # Of a DTensor each process has a part; unary potentials are whole, as answers are.
-        for name in {name for name, _ in self.written()[0]} & {*field_names(type(self))}:
-            value = getattr(self, name)
-            if name == UNARY and isinstance(value, Tensor):
-                refuse_hollow(f"{self.name}'s {name}", value)
-            object.__setattr__(self, name, as_potential(value))
-        given = self.inputs().items()
-        asked = {name: _shaped(one) for name, one in given if _is_asked(one)}
-        bound = self._bind(asked, checked=False)
-        names = {*field_names(type(self))}
-        for name in bound.given:
-            if name in names and not isinstance(getattr(self, name), Potential):
-                object.__setattr__(self, name, bound.given[name])
-        unary = bound.given.get(UNARY)
+        for name, _ in written[0]:
+            if name in names and is_sharded(stored[name]):
+                if name == UNARY:
+                    refuse_hollow(f"{self.name}'s {name}", stored[name])
+                stored[name] = as_potential(stored[name])
+        bound = self._bind(checked=False)
+        for name, value in bound.given.items():
+            known = stored.get(name)
+            if known is not value and name in names and not isinstance(known, Potential):
+                stored[name] = value
+        unary, batch = bound.given.get(UNARY), bound.batch_shape
         if unary is None:
-            like = next(x for x in bound.given.values() if x is not None and x.is_floating_point())
-            unary = like.new_zeros(*bound.batch_shape, 0, 1)
-        sites = unary.shape[unary.ndim - self._dims - 1 :]
-        if tuple(unary.shape) != (*bound.batch_shape, *sites):
-            unary = unary.expand(*bound.batch_shape, *sites)
-        object.__setattr__(self, UNARY, unary)
+            unary = bound.logs()[bound.program.logs[0]].new_zeros(*batch, 0, 1)
+        sites = unary.shape[unary.ndim - _site_dims(bound.program) - 1 :]
+        if unary.shape != (*batch, *sites):
+            unary = unary.expand(*batch, *sites)
+        stored[UNARY] = unary
+        if bound.given.keys() == dict(written[0]).keys():
+            stored[_CHECKED] = _Checked(written, bound)
 
     # ---- the program and its inputs ----
 
@@ -214,12 +220,20 @@ class Recurrence(Structure):
             ranks: see `written_for`.
             whole: potentials that are written out, where others are evaluated at the states read.
         """
-        program = program_of(self.name, *self.written_for(ranks=ranks))
-        given: dict[str, Any] = {**self.inputs(), **(other or {})}
+        written, given = self.written_for(ranks=ranks), dict[str, Any](self.inputs())
+        known: _Checked | None = vars(self).get(_CHECKED)
+        if known is not None and other is None and known.serves(written, given):
+            return known.bound.double() if double else known.bound
+        given |= other or {}
+        program = program_of(self.name, *written)
         sizes: dict[str, int] = {}
         for array in program.inputs:
             name, value = array.name, given[array.name]
-            if not isinstance(value, Potential):
+            if value is None or isinstance(value, Tensor) or not isinstance(value, Potential):
+                continue
+            if not checked and _is_asked(value):
+                # A potential that may be asked for few values is checked for its shape alone.
+                given[name] = _shaped(value)
                 continue
             found = read_at_data(program, name) if _is_asked(value) and name not in whole else None
             if found is not None:
@@ -236,10 +250,8 @@ class Recurrence(Structure):
                 given |= {f"{name}_left": left, f"{name}_right": right}
             else:
                 given[name] = written_out(self.name, name, value, len(array.dims))
-        for name, value in given.items():
-            if double and isinstance(value, Tensor) and value.is_floating_point():
-                given[name] = value.double()
-        return Bound(program, given, checked=checked)
+        bound = Bound(program, given, checked=checked)
+        return bound.double() if double else bound
 
     @property
     def batch_shape(self) -> tuple[int, ...]:
@@ -258,8 +270,7 @@ class Recurrence(Structure):
     @property
     def _dims(self) -> int:
         """How many dims the sites have."""
-        found = self.program.by_name.get(UNARY)
-        return 1 if found is None else len(found.dims) - 1  # pyright: ignore
+        return _site_dims(self.program)
 
     @property
     def _has_sites(self) -> bool:
@@ -391,12 +402,13 @@ class Recurrence(Structure):
     def _states(self, count: int | None, generator: torch.Generator | None) -> Tensor:
         """(draws, *batch, *sites) the states in derivations; None: in the best."""
         bound = self._bind(ranks=count is not None)
-        if self._has_sites:
-            states, possible = bound.states_of(UNARY, count, generator)
+        if UNARY in bound.program.by_name:
+            states, score = bound.states_of(UNARY, count, generator)
         else:
-            possible = bound.log_partition() > -math.inf
+            score = bound.log_partition()
             states = torch.zeros(1 if count is None else count, *self.states_shape).long()
-        require_possible(f"{self.name} has no samples and no mode", possible)
+        if not lowest(score) > -math.inf:
+            require_possible(f"{self.name} has no samples and no mode", score > -math.inf)
         return states
 
     def k_best(self, k: int) -> KBestConfigurations:
@@ -408,7 +420,7 @@ class Recurrence(Structure):
             ModelError: k below 1.
         """
         k, bound = checked_best(self.name, k, self.states_shape), self._bind()
-        if self._has_sites:
+        if UNARY in bound.program.by_name:
             states, scores = bound.k_best_states_of(UNARY, k)
         else:
             states, scores = self.unary.new_zeros(k, *self.states_shape).long(), bound.k_best(k)[1]
@@ -581,6 +593,27 @@ class RestrictedRecurrence(Recurrence):
         return replace(self, unary=unary, states=kept)
 
 
+@dataclass(frozen=True, eq=False)
+class _Checked:
+    """A recurrence with its tensors as they were checked; neither pickled nor copied deeply."""
+
+    written: tuple[Declared, str]
+    bound: Bound
+
+    def serves(self, written: tuple[Declared, str], given: Mapping[str, Any]) -> bool:
+        """Return whether it is that of some rules and inputs; checks data that were written to."""
+        bound = self.bound
+        if written != self.written or any(
+            given.get(name) is not value for name, value in bound.given.items()
+        ):
+            return False
+        bound.check_again()
+        return True
+
+    def __reduce__(self) -> tuple[type[None], tuple[()]]:
+        return type(None), ()
+
+
 @functools.lru_cache(maxsize=256)
 def chain_parts(program: Program) -> tuple[str, str] | None:
     """The inputs that are a chain's transition and its ends, a size or lengths; None for others.
@@ -622,20 +655,28 @@ def _shaped(potential: Potential) -> Tensor:
     return zero.expand(potential.shape)
 
 
-@functools.lru_cache(maxsize=256)
 def _program_of_sites(owner: str, declared: Declared, rules: str) -> Program:
     """The program of some rules, none of which uses a site twice."""
     program = program_of(owner, declared, rules)
+    _site_dims(program)
+    return program
+
+
+@functools.lru_cache(maxsize=256)
+def _site_dims(program: Program) -> int:
+    """How many dims the sites have; ModelError where a rule uses one twice."""
     for rule in program.rules:
         sites = [read.index[:-1] for read in rule.factors if read.array == UNARY]
         if len({*sites}) < len(sites):
             raise ModelError(
-                f"{owner}: a derivation uses each site of {UNARY} once at most, and {rule.text} "
-                "reads one twice; read one of the two from another input."
+                f"{program.name}: a derivation uses each site of {UNARY} once at most, and "
+                f"{rule.text} reads one twice; read one of the two from another input."
             )
-    return program
+    found = program.by_name.get(UNARY)
+    return len(found.dims) - 1 if isinstance(found, Array) else 1
 
 
+@functools.lru_cache(maxsize=256)
 def _arguments(kind: type[Recurrence]) -> tuple[str, ...]:
     """The names of the arguments, in the order of the class."""
     names = [name for name in field_names(kind) if kind.__dataclass_fields__[name].init]

@@ -1,12 +1,15 @@
 """Recurrences of one's own as structures: every answer, against all configurations."""
 
+import copy
 import math
+import pickle
 
 import pytest
 import torch
 
 import rdpgraph as rg
 from rdpgraph import Input, Lengths, Recurrence
+from rdpgraph.errors import ModelError
 from rdpgraph.testing import check_structure
 
 close = torch.testing.assert_close
@@ -216,6 +219,68 @@ def test_tensors_written_afterwards_are_seen():
         Chain(model.unary, model.transition * 0, model.lengths).log_partition(),
     )
     assert not torch.equal(model.log_partition(), before)
+
+
+def test_what_changes_after_a_model_was_made_is_seen():
+    """A model keeps its tensors checked, but what is asked of them is not kept."""
+    generator = torch.Generator().manual_seed(0)
+    unary, transition = (torch.randn(shape, generator=generator) for shape in ((2, 4, 3), (3, 3)))
+    lengths = torch.tensor([4, 3])
+    model = Chain(unary, transition, lengths)
+
+    def check(asked):
+        copies = [x.detach().clone() for x in (unary, transition, lengths)]
+        fresh = Chain(*copies)
+        for answer in ("log_partition", "mode", "entropy", "max_marginals", "marginals"):
+            close(getattr(asked, answer)(), getattr(fresh, answer)())
+        close(asked.k_best(3).scores, fresh.k_best(3).scores)
+
+    check(model)
+    # Writes to potentials and to lengths, wrong ones too.
+    unary[0, 1, 2] = 3.0
+    transition[0] = -math.inf
+    lengths[1] = 2
+    check(model)
+    lengths[1] = 5
+    with pytest.raises(ModelError, match="lengths from 0 to T = 4; got 5"):
+        model.log_partition()
+    lengths[1] = 0
+    check(model)
+    unary[0, 0, 0] = math.nan
+    with pytest.raises(ModelError, match="got NaN"):
+        model.log_partition()
+    unary[0, 0, 0] = 0.5
+    # Gradients that are asked for later, and not asked for.
+    unary.requires_grad_()
+    (gradient,) = torch.autograd.grad(model.log_partition().sum(), unary)
+    close(gradient, model.marginals().detach())
+    with torch.no_grad():
+        assert not model.log_partition().requires_grad
+    assert model.entropy().requires_grad
+    unary.requires_grad_(False)
+    assert not model.log_partition().requires_grad
+    # Copies, of which each has tensors of its own.
+    twin = copy.deepcopy(model)
+    check(pickle.loads(pickle.dumps(model)))
+    unary.mul_(2.0)
+    check(model)
+    close(twin.unary * 2.0, unary)
+    close(twin.log_partition(), Chain(unary / 2.0, transition, lengths).log_partition())
+    # Another shape.
+    unary.resize_(2, 3, 3)
+    lengths.clamp_(max=3)
+    check(model)
+
+
+def test_answers_in_inference_mode_leave_gradients_to_later_ones():
+    unary, transition = torch.randn(2, 4, 3, requires_grad=True), torch.zeros(3, 3)
+    model = Chain(unary, transition)
+    with torch.inference_mode():
+        inside = model.log_partition(), model.entropy(), model.max_marginals(), model.k_best(2)
+    close(inside[0], model.log_partition().detach())
+    (gradient,) = torch.autograd.grad(model.log_partition().sum(), unary)
+    close(gradient, model.marginals().detach())
+    close(inside[3].states, model.k_best(2).states)
 
 
 def test_numbers_take_the_widest_type():

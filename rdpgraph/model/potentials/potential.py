@@ -40,12 +40,11 @@ def checked_log_values(name: str, log_values: Tensor) -> float:
         raise ModelError(f"{name} needs floating log-values; got a tensor of {log_values.dtype}.")
     if torch.compiler.is_compiling() or in_transform():
         return -math.inf
-    # A tensor of torch's own class with its values, outside of an export, needs no closer look.
-    watched = torch._C._len_torch_dispatch_stack() > 0  # pyright: ignore
-    own = type(log_values) is Tensor and not watched
-    if not own or log_values.is_meta or log_values.layout != torch.strided:
+    here = is_here(log_values)
+    own = here and type(log_values) is Tensor
+    if not own:
         refuse_hollow(name, log_values)
-    state, parameter = None, type(log_values) is torch.nn.Parameter and not watched
+    state, parameter = None, here and type(log_values) is torch.nn.Parameter
     if (own or parameter) and log_values.numel() >= _LARGE and not log_values.is_inference():
         state = log_values._version, log_values.data_ptr(), log_values.shape, log_values.stride()
         known = _HIGHEST.get(log_values)
@@ -58,6 +57,12 @@ def checked_log_values(name: str, log_values: Tensor) -> float:
     if state is not None:
         _HIGHEST[log_values] = state, highest
     return highest
+
+
+def is_here(values: Tensor) -> bool:
+    """Return whether a tensor of torch's own class has its values, outside of an export."""
+    watched = torch._C._len_torch_dispatch_stack() > 0  # pyright: ignore
+    return not watched and not values.is_meta and values.layout == torch.strided
 
 
 def refuse_hollow(name: str, values: Tensor) -> None:

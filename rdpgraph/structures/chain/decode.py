@@ -52,11 +52,11 @@ def k_best(parts: AnyChain, k: int) -> tuple[Paths, Tensor]:
 
 def _k_best_states(parts: AnyChain, k: int) -> Tensor:
     """(k, B, T) states; -1 beyond the length, and where there are fewer."""
-    link = parts.transition
-    if isinstance(link, Tensor) or (isinstance(link, Banded | Monarch) and link.additive):
-        return states_of(parts, rules.bound(parts, maxima=True).best_states_of("unary", k))
     if not parts.unary.numel():
         return torch.full((k, *parts.unary.shape[:2]), -1, device=parts.unary.device)
+    link = parts.transition
+    if isinstance(link, Tensor) or (isinstance(link, Banded | Monarch) and link.additive):
+        return states_of(parts, rules.bound(parts, maxima=True).k_best_states_of("unary", k)[0])
     # Each of the k best has max-marginals that are not below the k-th best score; and the largest
     # max-marginals of a step are scores of sequences that differ at that step.
     wide = parts.double()

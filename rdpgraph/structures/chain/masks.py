@@ -79,8 +79,7 @@ class FreeSteps:
             "lengths": torch.bincount(chains.item, minlength=len(items)),
         }
         program = program_of("FreeSteps", _DECLARED, _RULES)
-        sizes = {"T": chains.shape[1], "K": self.states.shape[1]}
-        return Bound.settled(program, given, sizes, (len(items),)).sums()
+        return Bound.settled(program, given).sums()
 
     def expected(self) -> tuple[Tensor, Tensor]:
         """(F, K) marginals, and (F,) the expected scores of steps and transitions into them."""

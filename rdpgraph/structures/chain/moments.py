@@ -39,12 +39,11 @@ def entropy(parts: AnyChain, log_base: Tensor | None = None) -> Tensor:
     unary, link, lengths = parts.unary, parts.transition, parts.lengths
     if not unary.numel():
         return unary.sum((1, 2))
-    base = torch.zeros((), device=unary.device)
-    if log_base is not None:
-        base = finite(log_base.detach()).reshape(unary.shape)
-    least = 0.0 if log_base is None else None
-    if isinstance(link, Tensor):
-        scored = masked(finite(unary.detach()) - base, lengths)
+    base = None if log_base is None else finite(log_base.detach()).reshape(unary.shape)
+    least = 0.0 if base is None else None
+    if isinstance(link, Tensor) and link.ndim > 2:
+        scored = finite(unary.detach())
+        scored = masked(scored if base is None else scored - base, lengths)
 
         def again(unary: Tensor, tables: Tensor) -> Tensor:
             return _entropy(Parts(unary, tables, lengths), base)
@@ -57,18 +56,22 @@ def entropy(parts: AnyChain, log_base: Tensor | None = None) -> Tensor:
     return values if least is None else values.clamp(min=least)
 
 
-def _entropy(parts: AnyChain, base: Tensor) -> Tensor:
-    """Log Z less the mean score, with ``base`` added to that of each state; in float64."""
+def _entropy(parts: AnyChain, base: Tensor | None) -> Tensor:
+    """Log Z less the mean score, less ``base`` of each state, if it is given; in float64."""
+    link = parts.transition
+    by_pairs = isinstance(link, LowRank) or (isinstance(link, Banded) and not link.maximises)
+    if base is None and not by_pairs and _scored_link(link) is link:
+        return rules.bound(parts, alike=False).entropy()
     wide = parts.double()
     link = wide.transition
     if isinstance(link, Banded) and link.rest is not None and link.maximises:
         # The score of a way by a band varies where the rest does.
         band = link.log_values.expand(link.largest.shape)
         wide = Parts(wide.unary, link.replaced([band, *link.tensors[1:]]), wide.lengths)
-    scored = Parts(wide.unary - base, _scored_link(link), wide.lengths)
+    unary = wide.unary if base is None else wide.unary - base
+    scored = Parts(unary, _scored_link(link), wide.lengths)
     bound = rules.bound(wide, alike=False)
     scores = [finite(values) for values in rules.bound(scored, alike=False).logs().values()]
-    by_pairs = isinstance(link, LowRank) or (isinstance(link, Banded) and not link.maximises)
     if by_pairs:
         scores[1:] = [torch.zeros_like(values) for values in scores[1:]]
     log_z, means = bound.mean_score(scores)

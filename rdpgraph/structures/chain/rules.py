@@ -118,19 +118,17 @@ def write_program(each: tuple[bool, ...], *, apart: bool = False) -> Program:
 
 
 def _bound_tables(parts: AnyChain, tables: Sequence[Tensor], *, apart: bool) -> Bound:
-    batch, total, states = parts.unary.shape
+    total = parts.unary.shape[1]
     # Tables of one step, (B, 1, N, N), are those of all steps of an item.
     each = [table.ndim > 2 and (table.shape[1] != 1 or total == 2) for table in tables]
     links = [
-        table if every else table.reshape(-1, *table.shape[-2:])
+        table if every or table.ndim == 2 else table.reshape(-1, *table.shape[-2:])
         for table, every in zip(tables, each, strict=True)
     ]
-    program, sizes = write_program(tuple(each), apart=apart), {"T": total, "N": states}
-    if len(tables) > 1:
-        sizes["K"] = tables[0].shape[-1]
+    program = write_program(tuple(each), apart=apart)
     pairs = zip(program.inputs, [parts.unary, *links], strict=True)
     given: dict[str, Any] = {array.name: values for array, values in pairs}
-    return Bound.settled(program, {**given, _LENGTHS: _ends(parts)}, sizes, (batch,))
+    return Bound.settled(program, {**given, _LENGTHS: _ends(parts)})
 
 
 def log_partition_in_parts(unary: Tensor, transition: "DTensor", lengths: Tensor | None) -> Tensor:

@@ -276,12 +276,8 @@ class Forest:
 
     def bound(self, **others: Tensor) -> Bound:
         """The recurrence, with some other inputs."""
-        given, (_, most) = self.given | others, self.places.shape
-        _, _, labels, lefts, rights = self.rules.tables.shape
-        sizes = {"V": most, "K": labels, "L": lefts, "R": rights}
-        sizes |= {f"E{kind}": given[f"parts{kind}"].shape[1] for kind in range(len(self.ways))}
         program = program_of("Masked", *write_rules(len(self.ways), alike=self.alike))
-        return Bound.settled(program, given, sizes, (len(self.tops),))
+        return Bound.settled(program, self.given | others)
 
     @cached_property
     def _sums(self) -> SumPass:
@@ -440,9 +436,8 @@ class RuleForest:
     @cached_property
     def sums(self) -> SumPass:
         """The log-sums."""
-        sizes = {"V": self.given["rows"].shape[1] - 1, "E": self.rules.shape[1]}
         program = program_of("Masked", *write_listed_rules(len(self.parts)))
-        return Bound.settled(program, self.given, sizes, (len(self.tops),)).sums()
+        return Bound.settled(program, self.given).sums()
 
     def expected(self) -> tuple[Tensor, Tensor]:
         """(P,) the probability of each place; (E,) of each rule: the gradient of log Z."""

@@ -66,7 +66,8 @@ def by(evaluated):
         if not unary.numel():
             return unary.sum((1, 2))
         bound = rules.bound(Parts(unary, transition, lengths))
-        return evaluated(bound.program, bound.logs(), {"lengths": lengths}, bound.sizes)
+        logs = {name: x if x.ndim > 2 else x.unsqueeze(0) for name, x in bound.logs().items()}
+        return evaluated(bound.program, logs, {"lengths": lengths}, bound.sizes)
 
     return asked
 

@@ -106,7 +106,18 @@ struct Whole {
   int64_t levels;
 };
 
+struct Call {
+  int64_t records;
+  int64_t steps;
+  int64_t cells;
+  int64_t apart;
+  int64_t counts;
+  int64_t slots;
+  int64_t items;
+  int64_t goals;
+};
+
 // The bytes of each record, which `record_bytes` of a library returns.
-constexpr int64_t kRecordBytes[] = {sizeof(Form), sizeof(Look), sizeof(FactorRecord), sizeof(Alternative), sizeof(Stage), sizeof(Whole)};
+constexpr int64_t kRecordBytes[] = {sizeof(Form), sizeof(Look), sizeof(FactorRecord), sizeof(Alternative), sizeof(Stage), sizeof(Whole), sizeof(Call)};
 
 }  // namespace

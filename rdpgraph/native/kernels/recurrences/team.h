@@ -20,6 +20,10 @@ template <typename Real> struct Team {
   const int64_t* counts = nullptr;   // (slots) numbers of all items; 0 for whole numbers
   double* levels = nullptr;
   const int64_t* ends = nullptr;     // (goals, batch) the step of each goal
+  const int64_t* cells = nullptr;    // and its cell among those of all items, below 0 where there is none
+  int64_t goals = 0;
+  std::vector<Real> totals;          // of each item the sum over its goals
+  std::vector<std::vector<Real>> logs;  // finite ones of each slot
   std::vector<std::unique_ptr<Run<Real>>> runs;
   std::vector<Slots> given, below, said, other;  // of each run: inputs, gradients, moves, and others
   std::vector<std::vector<std::vector<Real>>> own;  // of each run and slot
@@ -29,6 +33,25 @@ template <typename Real> struct Team {
   // How many runs have items of their own.
   int64_t owners() const { return shared ? 1 : int64_t(runs.size()); }
   int64_t first_of(int64_t k) const { return batch * k / owners(); }
+
+  // Whether derivations of an item go through a goal: the item has some, and the goal is a cell.
+  bool reaches(int64_t goal, int64_t item) const { return totals[item] > -INFINITY && cells[goal * batch + item] >= 0; }
+  // The place of a goal's cell in the tables of an item, below 0 where derivations do not go through it.
+  int64_t goal_in(int64_t goal, int64_t item) const {
+    return reaches(goal, item) ? cells[goal * batch + item] - item * numbers_apart(strides) : -1;
+  }
+  // Calls for each goal that derivations go through, with the item and the cell among those of all items.
+  template <typename Each> void each_goal(Each each) const {
+    for (int64_t goal = 0; goal < goals; ++goal)
+      for (int64_t item = 0; item < batch; ++item)
+        if (reaches(goal, item)) each(item, cells[goal * batch + item]);
+  }
+  static int64_t numbers_apart(const int64_t* bytes) { return *bytes / int64_t(sizeof(Real)); }
+  // Numbers like those of tables with something of each item at its goals, and `other` elsewhere.
+  template <typename Value> void put_goals(Real* to, Real other, Value value) const {
+    std::fill(to, to + batch * numbers_apart(strides), other);
+    each_goal([&](int64_t item, int64_t cell) { to[cell] = other == 0 ? to[cell] + value(item) : value(item); });
+  }
 
   // Calls for each run with its number, in a thread of its own. One alone is no parallel region: within one, OpenMP
   // would start new threads for each product that is shared.
@@ -98,6 +121,14 @@ template <typename Real> struct Team {
       run.template up<best>();
     });
     for (const auto& run : runs) unsound |= run->unsound;
+    // A goal that is before the first cell is 1; of one that is no cell there is no derivation.
+    totals.resize(batch);
+    for (int64_t item = 0; item < batch; ++item) {
+      double sum = 0;
+      for (int64_t k = item; k < goals * batch; k += batch)
+        sum += cells[k] == -2 ? 0.0 : cells[k] < 0 ? -INFINITY : data[0][cells[k]] + levels[cells[goals * batch + k]];
+      totals[item] = Real(sum);
+    }
   }
 
   // Whether some row of the last pass lacks digits of float32.
@@ -125,7 +156,8 @@ template <typename Real> struct Team {
     own.clear();
   }
 
-  void down(Real* const* data, Real* const* grads) {
+  void down(Real* const* data, Real* const* grads, const Real* above) {
+    if (above) put_goals(grads[0], 0, [&](int64_t item) { return above[item]; });
     take(data), spread(below, grads, &Run<Real>::grads);
     runs[0]->prepare_down();
     each_run([&](Run<Real>& run, int64_t k) {
@@ -136,7 +168,8 @@ template <typename Real> struct Team {
   }
 
   // After `along` and `down`, with the arrays that these had.
-  void second(Real* const* seconds) {
+  void second(Real* const* seconds, const Real* more) {
+    put_goals(seconds[0], 0, [&](int64_t item) { return more ? more[item] : Real(0); });
     spread(other, seconds, &Run<Real>::seconds);
     runs[0]->prepare_second();
     each_run([&](Run<Real>& run, int64_t k) {
@@ -146,11 +179,21 @@ template <typename Real> struct Team {
     gather(seconds);
   }
 
-  void along(Real* const* data, Real* const* moves, bool entropic) {
+  void along(Real* const* data, Real* const* moves, Real* to, bool own_logs, bool entropic) {
     take(data);
+    std::vector<Real*> each(moves, moves + slots + 1);
+    if (own_logs) {
+      // Absent entries, which no derivation reads, say 0.
+      logs.resize(slots);
+      for (int64_t slot = 1; slot <= slots; ++slot) {
+        logs[slot - 1].resize(counts[slot - 1]), each[slot] = counts[slot - 1] ? logs[slot - 1].data() : nullptr;
+        std::transform(data[slot], data[slot] + counts[slot - 1], logs[slot - 1].begin(),
+                       [](Real value) { return value > -INFINITY ? value : Real(0); });
+      }
+    }
     said.resize(owners());
     for (size_t k = 0; k < said.size(); ++k) {
-      move(said[k], moves, strides, first_of(k));
+      move(said[k], each.data(), strides, first_of(k));
       runs[k]->moves = said[k].data(), runs[k]->entropic = entropic;
     }
     runs[0]->prepare_along();
@@ -158,13 +201,18 @@ template <typename Real> struct Team {
       if (k) run.prepare_along();
       run.along();
     });
+    std::fill(to, to + batch, Real(0));
+    each_goal([&](int64_t item, int64_t cell) { to[item] += moves[0][cell]; });
   }
 
-  // Losses of the best derivations that use an entry; no two items share them, and each has its own, so many bytes apart.
+  // What the best derivations that use an entry score; no two items share it, and each has its own, so many bytes apart.
   void maxima(Real* const* data, Real* const* losses, const int64_t* apart) {
-    take(data), other.resize(owners());
     std::vector<int64_t> numbers(apart, apart + slots + 1);
     for (int64_t& one : numbers) one /= int64_t(sizeof(Real));
+    put_goals(losses[0], -INFINITY, [](int64_t) { return Real(0); });
+    for (int64_t slot = 1; slot <= slots; ++slot)
+      if (losses[slot]) std::fill(losses[slot], losses[slot] + batch * numbers[slot], -INFINITY);
+    take(data), other.resize(owners());
     for (size_t k = 0; k < other.size(); ++k) {
       move(other[k], losses, apart, first_of(k));
       runs[k]->losses = other[k].data(), runs[k]->losses_apart = numbers.data();
@@ -173,6 +221,11 @@ template <typename Real> struct Team {
     each_run([&](Run<Real>& run, int64_t k) {
       if (k) run.prepare_maxima();
       run.maxima();
+      // From what is lost against the best to what is left; of an impossible item, nothing.
+      for (int64_t item = first_of(k); item < first_of(k + 1); ++item)
+        for (int64_t slot = 1; slot <= slots && totals[item] > -INFINITY; ++slot)
+          for (int64_t at = 0; losses[slot] && at < numbers[slot]; ++at)
+            losses[slot][item * numbers[slot] + at] += totals[item];
     });
   }
 
@@ -189,13 +242,12 @@ template <typename Real> struct Team {
     return count / 4;
   }
 
-  // Derivations of one goal, whose cells are given; every one has a stream of random numbers of its own. Calls
+  // Derivations of one goal; every one has a stream of random numbers of its own. Calls
   // `visit` with the run, the draw, the item, and the slot and the place of all that they read. With noise, so many
   // numbers for each draw and item, draws are maxima.
   template <typename Visit>
-  void descend(Real* const* data, const int64_t* cells, int64_t draws, bool best, uint64_t seed, Visit visit,
+  void descend(int64_t goal, int64_t draws, bool best, uint64_t seed, Visit visit,
                const Real* noise = nullptr, int64_t noisy = 0, int64_t numbers = 0) {
-    take(data);
     const bool exact = best || noise;
     runs[0]->prepare_descend(best, exact, batch * draws);
     each_run([&](Run<Real>& run, int64_t k) {
@@ -203,43 +255,45 @@ template <typename Real> struct Team {
       run.remembers = !exact && draws >= kManyDraws, run.noisy = noisy;
       for (int64_t item = 0; item < run.batch; ++item) {
         const int64_t of_all = first_of(k) + item;
-        if (cells[of_all] < 0) continue;
-        run.descend(item, cells[of_all], draws, best, seed + uint64_t(of_all) * draws, [&](int64_t draw) {
+        if (!reaches(goal, of_all)) continue;
+        run.descend(item, goal_in(goal, of_all), draws, best, seed + uint64_t(of_all) * draws, [&](int64_t draw) {
           return noise ? noise + (draw * batch + of_all) * numbers : nullptr;
         }, [&](int64_t draw, int64_t slot, int64_t at) { visit(k, draw, of_all, slot, at); });
       }
     });
   }
-  // Notes all that they read.
-  int64_t descend(Real* const* data, const int64_t* cells, int64_t draws, bool best, uint64_t seed) {
-    reads.assign(runs.size(), {});
-    descend(data, cells, draws, best, seed, [&](int64_t k, int64_t draw, int64_t item, int64_t slot, int64_t at) {
-      put(k, draw, item, slot, at);
-    });
+  // Of all goals, notes all that they read.
+  int64_t descend(Real* const* data, int64_t draws, bool best, uint64_t seed) {
+    take(data), reads.assign(runs.size(), {});
+    for (int64_t goal = 0; goal < goals; ++goal, seed += draws * batch)
+      descend(goal, draws, best, seed, [&](int64_t k, int64_t draw, int64_t item, int64_t slot, int64_t at) {
+        put(k, draw, item, slot, at);
+      });
     return count_reads();
   }
-  // Writes the last index of the entries that they use of one input, by draw, item and the place of others.
-  void states(Real* const* data, const int64_t* cells, int64_t draws, bool best, uint64_t seed, int64_t input,
-              int64_t width, int64_t places, const Real* noise, int64_t* to) {
-    descend(data, cells, draws, best, seed, [&](int64_t, int64_t draw, int64_t item, int64_t slot, int64_t at) {
-      if (slot == input) to[(draw * batch + item) * places + at / width] = at % width;
-    }, noise, input, places * width);
+  // Writes the last index of the entries that they use of one input, by draw, item and the place of others; -1: none.
+  void states(Real* const* data, int64_t draws, bool best, uint64_t seed, int64_t input, int64_t width, int64_t places,
+              const Real* noise, int64_t* to) {
+    take(data), std::fill(to, to + draws * batch * places, -1);
+    for (int64_t goal = 0; goal < goals; ++goal, seed += draws * batch)
+      descend(goal, draws, best, seed, [&](int64_t, int64_t draw, int64_t item, int64_t slot, int64_t at) {
+        if (slot == input) to[(draw * batch + item) * places + at / width] = at % width;
+      }, noise, input, places * width);
   }
 
-  // The best derivations of all goals together, whose cells are given, (goals, batch), below 0 where there is
-  // nothing to read; `counts` says whether an item has any, and gets how many were found.
-  template <typename Visit>
-  void k_best(Real* const* data, const int64_t* cells, int64_t goals, int64_t most, int64_t* counts, Visit visit) {
+  // The best derivations of all goals together; `counts` gets how many each item has, `most` at most.
+  template <typename Visit> void k_best(Real* const* data, int64_t most, int64_t* counts, Visit visit) {
     take(data);
     runs[0]->prepare_descend(true, true, batch * most);
     each_run([&](Run<Real>& run, int64_t k) {
       if (k) run.prepare_descend(true, true, batch * most);
       for (int64_t item = 0; item < run.batch; ++item) {
         const int64_t of_all = first_of(k) + item;
-        if (!counts[of_all]) continue;
+        counts[of_all] = 0;
+        if (!(totals[of_all] > -INFINITY)) continue;
         std::vector<int64_t> own;
         for (int64_t goal = 0; goal < goals; ++goal)
-          if (cells[goal * batch + of_all] >= 0) own.push_back(cells[goal * batch + of_all]);
+          if (reaches(goal, of_all)) own.push_back(goal_in(goal, of_all));
         Lists<Real> lists(run, item, most, own);
         int64_t rank = 0;
         for (; rank < most && lists.find(0, rank); ++rank)
@@ -249,19 +303,24 @@ template <typename Real> struct Team {
     });
   }
   // Notes all that they read.
-  int64_t k_best(Real* const* data, const int64_t* cells, int64_t goals, int64_t most, int64_t* counts) {
+  int64_t k_best(Real* const* data, int64_t most, int64_t* counts) {
     reads.assign(runs.size(), {});
-    k_best(data, cells, goals, most, counts, [&](int64_t k, int64_t rank, int64_t item, int64_t slot, int64_t at) {
+    k_best(data, most, counts, [&](int64_t k, int64_t rank, int64_t item, int64_t slot, int64_t at) {
       put(k, rank, item, slot, at);
     });
     return count_reads();
   }
-  // Writes the states of one input's sites, as `states` does, with ranks in place of draws.
-  void k_best_states(Real* const* data, const int64_t* cells, int64_t goals, int64_t most, int64_t* counts,
-                     int64_t input, int64_t width, int64_t places, int64_t* to) {
-    k_best(data, cells, goals, most, counts, [&](int64_t, int64_t rank, int64_t item, int64_t slot, int64_t at) {
+  // Writes the states of one input's sites, as `states` does, with ranks in place of draws; and scores.
+  void k_best_states(Real* const* data, int64_t most, int64_t input, int64_t width, int64_t places, int64_t* to,
+                     double* scores) {
+    std::vector<int64_t> found(batch);
+    std::fill(to, to + most * batch * places, -1), std::fill(scores, scores + most * batch, 0.0);
+    k_best(data, most, found.data(), [&](int64_t, int64_t rank, int64_t item, int64_t slot, int64_t at) {
       if (slot == input) to[(rank * batch + item) * places + at / width] = at % width;
+      if (counts[slot - 1]) scores[rank * batch + item] += data[slot][item * numbers_apart(strides + slot) + at];
     });
+    for (int64_t k = 0; k < most * batch; ++k)
+      if (k / batch >= found[k % batch]) scores[k] = -INFINITY;
   }
 };
 
