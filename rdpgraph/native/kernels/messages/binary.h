@@ -117,6 +117,7 @@ struct OddsWorker : Worker<Real, Real> {
     const Slot slot = Base::slot_of(s);
     const Lanes* sent = out.data() + slot.entry;
     const Lanes most = all<Real>(p.model.bounded ? -kNever<Real> : Real(-p.lowest)), old = held[s];
+    // The fresh log-odds, bounded as messages of hard factors are.
     Lanes odds = sent[1] - sent[0];
     odds = odds < most ? odds : most;
     odds = odds > -most ? odds : -most;
@@ -128,6 +129,7 @@ struct OddsWorker : Worker<Real, Real> {
     const Lanes gap = (size > before ? size - before : before - size) / (size > one ? size : one);
     const Lanes turned = size > one ? one : size;
     const Lanes change = odds * old < Real(0) ? (turned > before ? turned : before) : gap;
+    // Damped, and written to all lanes at once where these stand in a row.
     if (keep > 0) odds = (1 - keep) * odds + keep * old;
     if (in_row(slot)) {
       ::store(messages + slot.edges[rows[0]], odds, kLanes);

@@ -169,6 +169,7 @@ struct Chains {
 
   // The change that lets a violated factor be satisfied and violates the fewest others; none: false.
   bool mend(int64_t f) {
+    // Members stand by their numbers of factors, so that the first that is free has the least.
     int64_t best = -1, state = 0, fewest = 0, least = -1;
     double most = 0;
     for (int64_t i = members_start[f]; i < members_start[f + 1]; ++i) {
@@ -185,6 +186,7 @@ struct Chains {
         double better = 0;
         add(own(v, states[v]), own(v, x), worse, better);
         add(values[f], mended, worse, better);
+        // What the change does to the other factors, until it is known to violate more than the best one.
         for (int64_t j = starts[v]; j < starts[v + 1]; ++j) {
           if (factors[j] == f) continue;
           add(values[factors[j]], value(factors[j], v, x), worse, better);
@@ -206,6 +208,7 @@ struct Chains {
     make(v, x);
     for (size_t i = 0; i < open.size() && int64_t(changes.size()) < kMostChanges; ++i)
       if (values[open[i]] == kNever<double> && !mend(open[i])) break;
+    // It stays if it is better in the end; all is undone otherwise, the last change first.
     const double rounding = 1e-9 * std::max(1.0, std::abs(gain));
     const bool stays = zeros < 0 || (zeros == 0 && gain > rounding);
     for (const Change& change : changes) locked[change.variable] = 0;
@@ -263,6 +266,7 @@ struct Chains {
         if (!waiting[v]) continue;
         if (spent > most) return;
         waiting[v] = 0;
+        // The state of the fewest violated factors, and among these of the highest score.
         int64_t state = states[v], fewest = 0;
         double highest = 1e-9;
         for (int64_t x = 0; x < class_of(v).states; ++x) {
@@ -275,6 +279,7 @@ struct Chains {
           if (worse < fewest || (worse == fewest && better > highest)) state = x, fewest = worse, highest = better;
         }
         if (state == states[v]) continue;
+        // The change stays, and all variables that share a factor with it are looked at again.
         changes.clear(), overwritten.clear(), open.clear();
         zeros = 0, gain = 0, moved = true;
         make(v, state);
