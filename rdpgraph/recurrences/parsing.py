@@ -205,7 +205,10 @@ class _Parser:
                 begin, end = at
                 if isinstance(begin, Affine) and isinstance(end, Affine) and end == begin + 1:
                     return Row(variable.id, ends[0].array, begin)
-        raise self.error(f"data are compared as the ends of a row of a list, `{ROWS}`")
+        raise self.error(
+            f"data are compared only as the ends of a row of a list, `{ROWS}`; a rule that does "
+            "not hold for all cells goes through rows that are empty for the others"
+        )
 
     def _sum(self, node: ast.expr) -> list[tuple[Read | _ParsedSum, ...]]:
         """An expression as alternatives, each a product of factors."""

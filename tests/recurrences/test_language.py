@@ -1,5 +1,7 @@
 """Rules as text: what follows from them, how a program prints, and errors that repeat the rule."""
 
+import itertools
+import math
 import sys
 
 import pytest
@@ -136,6 +138,33 @@ def test_numbers_that_do_not_fit():
 
 HEADS = [0, 0, 2, 3]  # the first of the edges into each of three nodes, and their number
 TAILS = [[0, 0], [0, 0], [1, 0]]
+
+
+class Runs(Recurrence):
+    """Runs of an automaton over a tree whose children are data: leaves have empty rows."""
+
+    sites, ruled, leaf = Input("V N"), Input("N N N"), Input("V")
+    rows, left, right = Input("V+1", whole=True), *(Input("E", whole=True) for _ in range(2))
+    rules = """
+        a[v, n] += sites[v, n] * leaf[v]
+        a[v, n] += sites[v, n] * ruled[n, l, r] * a[left[e], l] * a[right[e], r]
+                 if rows[v] <= e < rows[v+1]
+        goal    += a[V-1, n]
+    """
+
+
+def test_a_rule_that_does_not_hold_for_all_cells_goes_through_rows():
+    """The advice of the error above, followed: a node of data is a leaf, or it has two children."""
+    sites, ruled = torch.randn(5, 2).double(), torch.randn(2, 2, 2).double()
+    rows, left, right = torch.tensor([0, 0, 0, 1, 1, 2]), torch.tensor([0, 2]), torch.tensor([1, 3])
+    leaf = torch.tensor([0.0, 0.0, -math.inf, 0.0, -math.inf]).double()
+    found = Runs(sites, ruled, leaf, rows, left, right).log_partition()
+    every = [
+        sites[range(5), states].sum() + ruled[states[2], states[0], states[1]]
+        + ruled[states[4], states[2], states[3]]
+        for states in itertools.product(range(2), repeat=5)
+    ]  # fmt: skip
+    torch.testing.assert_close(found, torch.stack(every).logsumexp(0))
 
 
 @pytest.mark.parametrize(
