@@ -3,7 +3,6 @@
 `conf.py` puts them where `docs/architecture.md` has MARK.
 """
 
-import ast
 from itertools import groupby, takewhile
 from pathlib import Path
 
@@ -15,7 +14,7 @@ def first_line(file: Path) -> str:
     """The first line of a module's docstring, or sentence of the comment that begins a C++ file."""
     text = file.read_text()
     if file.suffix == ".py":
-        return (ast.get_docstring(ast.parse(text)) or "").partition("\n")[0]
+        return text.removeprefix('"""').partition("\n")[0].removesuffix('"""')
     comment = takewhile(lambda line: line.startswith("//"), text.splitlines())
     return " ".join(line.strip("/ ") for line in comment).partition(". ")[0].rstrip(".") + "."
 
