@@ -367,7 +367,7 @@ def ceilings(
         return torch.full_like(constant, math.inf)
     each = constant.clone()
     maximised = frozenset(range(len(network.sizes))).difference(summed)
-    for item in range(network.batch):
+    for item in (constant > -math.inf).nonzero().flatten().tolist():  # no other is possible
         tables = tables_of(network, item, zeros=True)
         known = None if scores is None else scores[item].cpu() - constant[item]
         each[item] += _ceiling(tables, maximised, share, memory, known) + rounding(tables)
