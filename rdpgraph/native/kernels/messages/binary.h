@@ -25,7 +25,8 @@ template <typename Number> Number off(Number odds) { return odds > 0 ? -odds : N
 template <typename Number> Number on(Number odds) { return odds < 0 ? odds : Number{}; }
 
 // The two numbers at each of so many places as a vector has lanes: those of both states of a variable.
-template <typename Real> void gather_pairs(const Real* from, const int32_t* places, Lane<Real>& first, Lane<Real>& second) {
+template <typename Real>
+void gather_pairs(const Real* from, const int32_t* places, Lane<Real>& first, Lane<Real>& second) {
 #if defined(__AVX512F__)
   if constexpr (std::is_same_v<Real, float>) {
     // A pair is read as one number of eight bytes, in half as many steps.

@@ -2,9 +2,9 @@
 //
 // A move changes one variable; then, while a factor is violated by the move, that change of another of its
 // variables is made which violates the fewest other factors, and among these scores best; one that violates
-// none is looked for among variables of few factors first. No variable changes twice in a move. A move stays if fewer factors are violated in the end, or as many at a higher
-// score; else it is undone. Children of And and Or follow their parents in this way, and assignments are
-// rotated. (Ejection chains: Glover 1996.)
+// none is looked for among variables of few factors first. No variable changes twice in a move. A move stays
+// if fewer factors are violated in the end, or as many at a higher score; else it is undone. Children of And
+// and Or follow their parents in this way, and assignments are rotated. (Ejection chains: Glover 1996.)
 
 #pragma once
 
