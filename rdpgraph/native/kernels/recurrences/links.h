@@ -135,8 +135,9 @@ void Run<Real>::by_panels(const Real* left, int64_t rows, int64_t stride, int64_
 template <typename Real>
 template <bool best>
 void Run<Real>::by_panels_of_all(const Real* left, int64_t rows, int64_t stride, int64_t depth, const Real* panels, int64_t columns, bool backwards, Real* result, int64_t hop) const {
-  const double work = double(rows) * double(depth) * double(columns);
-  by_items(panels_of(columns, width<Real>()), threads_for(work, helpers.size() + 1), [&](int64_t first, int64_t last) {
+  const int64_t threads = threads_for(double(rows) * double(depth) * double(columns), helpers.size() + 1);
+  if (threads == 1) return by_panels<best>(left, rows, stride, depth, panels, 0, panels_of(columns, width<Real>()), backwards, result, hop);
+  by_items(panels_of(columns, width<Real>()), threads, [&](int64_t first, int64_t last) {
     const Flushed flushed;
     by_panels<best>(left, rows, stride, depth, panels, first, last, backwards, result, hop);
   });
@@ -738,8 +739,8 @@ void Run<Real>::link_down(const Stage& g, At s, int64_t from, int64_t until) {
   h.resize(kBlock * padded), totals.resize(kBlock * padded), pairs.resize(kBlock * hop), faints.resize(kBlock);
   for (int64_t item = from; item < until; item += items) {
     const Table<Real> own = table(g, item);
-    for (int64_t first = 0; first < many * items; first += kBlock) {
-      prepare_rows<false>(g, s, span, item, first, std::min(kBlock, many * items - first));
+    for (int64_t first = 0; first < many * items; first += rows_together(g)) {
+      prepare_rows<false>(g, s, span, item, first, std::min(rows_together(g), many * items - first));
       // With y = x W of a row, the gradient of log y_j in W_ij x_i is 1 / y_j. The products are taken
       // again, not from their logs: the shares of a column then add up to 1, and no mass is lost or
       // made over thousands of steps.
@@ -788,7 +789,7 @@ void Run<Real>::link_down(const Stage& g, At s, int64_t from, int64_t until) {
 // The gradients of a pair in the rows of both of its parts, split by split.
 template <typename Real>
 void Run<Real>::pair_down(const Stage& g, At s, Row& one, const Real* turned) {
-  prepare_splits<false>(g, s, one);
+  if (rows_together(g) > 1) prepare_splits<false>(g, s, one);
   const int64_t some = splits.size(), b = g.depth, c = g.depth2, wide = width<Real>();
   const int64_t bs = panels_of(b, wide) * wide, cs = panels_of(c, wide) * wide;
   // turned (b, c), in panels over c and over b; the parts are (splits, b) and (splits, c).

@@ -150,9 +150,7 @@ template <typename Real>
 void Run<Real>::fixed_maxima(const Stage& g, At s, Span span) {
   const int64_t depth = depth_of(g), n = g.labels, wide = width<Real>(), count = span.high - span.low + 1;
   const int64_t padded = panels_of(n, wide) * wide, hop = panels_of(depth, wide) * wide;
-  // Rows of several places and items are multiplied together; but the splits of a pair are then found again, so that a
-  // matrix that stays in the nearest cache is read for one at a time.
-  const int64_t most = g.kind == kKindPair ? (depth * n > kCached ? kRows : 1) : kBlock;
+  const int64_t most = rows_together(g);
   x.resize(std::max<int64_t>(x.size(), most * depth));
   totals.resize(std::max<int64_t>(totals.size(), most * padded)), moved.resize(std::max<int64_t>(moved.size(), most * hop));
   for (int64_t at = 0; at < batch * count;) {

@@ -87,8 +87,8 @@ void Run<Real>::link_along(const Stage& g, At s) {
   for (int64_t item = 0; item < batch; item += items) {
     const Table<Real> own = table(g, item);
     const Real* along = moves[g.slot] || entropic ? said.data() + (g.table_item ? item : 0) * packed_size(g) : nullptr;
-    for (int64_t first = 0; first < many * items; first += kBlock) {
-      const int64_t most = std::min(kBlock, many * items - first);
+    for (int64_t first = 0; first < many * items; first += rows_together(g)) {
+      const int64_t most = std::min(rows_together(g), many * items - first);
       turned.resize(most * depth), moved.resize(3 * most * hop);
       Real *sums_of = moved.data(), *with = sums_of + most * hop, *tables = with + most * hop;
       rows_and_products(g, s, span, item, first, most, hop, sums_of);
@@ -100,7 +100,7 @@ void Run<Real>::link_along(const Stage& g, At s) {
         if (g.kind == kKindLink) {
           row_along(alternatives[g.first], one.item, s, one.p, 0, depth, to);
           times_along(to, x.data() + r * depth, to, depth);
-        } else pair_along(g, s, one, to);
+        } else prepare_said(g, s, one), pair_along(g, to);
       }
       // mean_j = sum_i (x_i m_i W_ij + x_i W_ij w_ij) / sum_i x_i W_ij, with m of the row and w (`along`) of
       // the matrix; where the divisor is near underflow, in logs. Of entropies m_i has - log x_i, w_ij is - log W_ij,
@@ -119,22 +119,46 @@ void Run<Real>::link_along(const Stage& g, At s) {
   }
 }
 
-// Products of both prepare_splits times what either says, summed over splits.
+// What is said of both parts of a pair, of all its splits, into `said_of_parts`: where a part is a row of a table that is
+// what this has for it; of entropies minus the logs of shares are added.
 template <typename Real>
-void Run<Real>::pair_along(const Stage& g, At s, Row& one, Real* to) {
-  prepare_splits<false>(g, s, one);
-  const int64_t some = splits.size(), b = g.depth, c = g.depth2;
-  std::vector<Real> left = y, right = rights, said(std::max(b, c)), part(b * c);
-  for (int64_t k = 0; k < some; ++k) {
-    row_along(alternatives[g.first], one.item, splits[k].s, one.p, splits[k].r, b, said.data());
-    times_along(y.data() + k * b, y.data() + k * b, said.data(), b);
-    row_along(alternatives[g.first + 1], one.item, splits[k].s, one.p, splits[k].r, c, said.data());
-    times_along(right.data() + k * c, right.data() + k * c, said.data(), c);
+void Run<Real>::prepare_said(const Stage& g, At s, Row& one) {
+  if (rows_together(g) > 1) prepare_splits<false>(g, s, one);
+  const int64_t some = splits.size();
+  for (int side = 0; side < 2; ++side) {
+    const Alternative& a = alternatives[g.first + side];
+    const int64_t depth = side ? g.depth2 : g.depth;
+    std::vector<Real>& to = said_of_parts[side];
+    to.resize(std::max<int64_t>(to.size(), some * depth));
+    const bool plain = single_row(a);
+    for (int64_t k = 0; k < some; ++k) {
+      Real* row = to.data() + k * depth;
+      if (!plain) { row_along(a, one.item, splits[k].s, one.p, splits[k].r, depth, row); continue; }
+      const Real* from = moves[0] + places_of_parts[side][k];
+      by_lanes<Real>(depth, [&](int64_t j, auto left) { store(row + j, load(from + j, left), left); });
+    }
+    if (!entropic) continue;
+    const Real* shares_of = side ? rights.data() : y.data();
+    by_lanes<Real>(some * depth, [&](int64_t k, auto left) {
+      const Lane<Real> share = load(shares_of + k, left);
+      store(to.data() + k, load(to.data() + k, left) + surprise(share, log_of<Real>(share)), left);
+    });
   }
-  products<false>(g, to);
-  y = left, rights = right;
-  products<false>(g, part.data());
-  for (int64_t k = 0; k < b * c; ++k) to[k] += part[k];
+}
+
+// (depth, depth2) of both parts of a pair, L and R, times what is said of either, l and r:
+//     sum_k L_kb R_kc (l_kb + r_kc) over splits k.
+template <typename Real>
+void Run<Real>::pair_along(const Stage& g, Real* to) const {
+  const int64_t some = splits.size(), b = g.depth, c = g.depth2;
+  const Real *left = said_of_parts[0].data(), *right = said_of_parts[1].data();
+  for (int64_t i = 0; i < b; ++i)
+    by_lanes<Real>(c, [&](int64_t j, auto count) {
+      Lane<Real> sum = {};
+      for (int64_t k = 0; k < some; ++k)
+        sum += (load(rights.data() + k * c + j, count) * y[k * b + i]) * (load(right + k * c + j, count) + left[k * b + i]);
+      store(to + i * c + j, sum, count);
+    });
 }
 
 // The mean of one entry whose products underflow, term by term.

@@ -465,6 +465,9 @@ template <typename Real> struct Run {
   std::vector<char> faints;  // of rows: whether products have lost what has a gradient
   Array<Split> splits;
   std::vector<Row> rows;
+  // Rows that are multiplied together: of a pair whose matrix stays in the nearest cache one, whose splits, as
+  // `prepare_splits` has them, need not be found again for its parts.
+  int64_t rows_together(const Stage& g) const { return g.kind == kKindPair && depth_of(g) * g.labels <= kCached ? 1 : kBlock; }
   template <bool best> bool prepare_row(const Stage& g, At s, Row& one, Real* to);
   template <bool best> void prepare_rows(const Stage& g, At s, Span span, int64_t item, int64_t first, int64_t most);
   void rows_and_products(const Stage& g, At s, Span span, int64_t item, int64_t first, int64_t most, int64_t hop, Real* products);
@@ -618,7 +621,9 @@ template <typename Real> struct Run {
   void sum_along(const Stage& g, At s);
   void mean_of(const Target& target, At s, int64_t item, int64_t p, const Real* from);
   void link_along(const Stage& g, At s);
-  void pair_along(const Stage& g, At s, Row& one, Real* to);
+  std::vector<Real> said_of_parts[2];  // of both parts of a pair, of all `splits`
+  void prepare_said(const Stage& g, At s, Row& one);
+  void pair_along(const Stage& g, Real* to) const;
   Real mean_in_logs(const Stage& g, At s, const Row& one, const Real* logs, int64_t j);
   const Real* said_row(const Stage& g, const Real* said, int64_t start, int64_t k);
   void direct_along(const Stage& g, At s, Span span);
@@ -634,7 +639,7 @@ template <typename Real> struct Run {
   void sum_second(const Stage& g, At s);
   Turn turn_of(const Target& target, At s, int64_t item, int64_t p);
   void link_second(const Stage& g, At s);
-  void pair_second(const Stage& g, At s, Row& one, const Real* p, const Real* q);
+  void pair_second(const Stage& g, const Row& one, const Real* p, const Real* q);
   void faint_second(const Stage& g, At s, const Row& one, const Real* logs, int64_t j, const Turn& t);
   void direct_second(const Stage& g, At s, Span span);
   void over_second(const Stage& g, At s);

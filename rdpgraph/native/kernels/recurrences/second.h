@@ -78,7 +78,7 @@ void Run<Real>::link_second(const Stage& g, At s) {
   if (many <= 0) return;
   find_targets(g, s, span);
   if (!g.fixed) return direct_second(g, s, span);
-  const int64_t padded = panels_of(n, wide) * wide, size = hop * n, most = std::min(kBlock, many * items);
+  const int64_t padded = panels_of(n, wide) * wide, size = hop * n, most = std::min(rows_together(g), many * items);
   // Room that is kept from step to step: filling it anew takes longer than the products of a few rows.
   products_of.resize(std::max<int64_t>(products_of.size(), most * padded));
   after_of.resize(std::max<int64_t>(after_of.size(), 2 * most * padded));
@@ -87,8 +87,8 @@ void Run<Real>::link_second(const Stage& g, At s) {
   for (int64_t item = 0; item < batch; item += items) {
     const Table<Real> own = table(g, item);
     const Real* back = moves[g.slot] ? prepared_of(g, 2 * whole.stages).data() + (g.table_item ? item : 0) * size : nullptr;
-    for (int64_t first = 0; first < many * items; first += kBlock) {
-      rows_and_products(g, s, span, item, first, std::min(kBlock, many * items - first), padded, products_of.data());
+    for (int64_t first = 0; first < many * items; first += rows_together(g)) {
+      rows_and_products(g, s, span, item, first, std::min(rows_together(g), many * items - first), padded, products_of.data());
       const int64_t some = rows.size();
       Real *h = after_of.data(), *turn = h + some * padded;
       Real *plain = before_of.data(), *turned_of = plain + some * hop, *with = turned_of + some * hop;
@@ -117,8 +117,9 @@ void Run<Real>::link_second(const Stage& g, At s) {
           for (int64_t k = 0; k < depth; ++k) q[k] = row[k] * (q[k] + moved_rows[k] * p[k]), moved_rows[k] *= row[k];
           add_rows(seconds, alternatives[g.first], one.item, s, one.p, 0, depth, q);
         } else {
-          if (seconds[g.slot]) pair_along(g, s, one, moved_rows.data());
-          pair_second(g, s, one, p, q);
+          prepare_said(g, s, one);
+          if (seconds[g.slot]) pair_along(g, moved_rows.data());
+          pair_second(g, one, p, q);
         }
         if (!seconds[g.slot]) continue;
         keep_products(g, one.item, row, turn + r * padded, 0);
@@ -133,28 +134,25 @@ void Run<Real>::link_second(const Stage& g, At s) {
 //     L_rb R_rc [ q_bc + p_bc (l_rb + r_rc) ],
 // with moves l and r, and p and q what a link has beside a_i, and without, in brackets.
 template <typename Real>
-void Run<Real>::pair_second(const Stage& g, At s, Row& one, const Real* p, const Real* q) {
-  prepare_splits<false>(g, s, one);
+void Run<Real>::pair_second(const Stage& g, const Row& one, const Real* p, const Real* q) {
   const int64_t some = splits.size(), b = g.depth, c = g.depth2;
-  const Alternative* a = alternatives + g.first;
-  std::vector<Real> left(b), right(c), to_left(b), to_right(c);
+  const Real *left = said_of_parts[0].data(), *right = said_of_parts[1].data();
+  e.resize(std::max<int64_t>(e.size(), b)), t.resize(std::max<int64_t>(t.size(), c));
   for (int64_t k = 0; k < some; ++k) {
-    const Split& at = splits[k];
-    row_along(a[0], one.item, at.s, one.p, at.r, b, left.data());
-    row_along(a[1], one.item, at.s, one.p, at.r, c, right.data());
-    std::fill(to_right.begin(), to_right.end(), Real(0));
+    std::fill_n(t.data(), c, Real(0));
     for (int64_t i = 0; i < b; ++i) {
-      const Real own = y[k * b + i], along = left[i];
-      Real sum = 0;
+      const Real own = y[k * b + i], along = left[k * b + i];
+      Real sum = 0, *to_right = t.data();
+      const Real *of_right = rights.data() + k * c, *said = right + k * c;
 #pragma omp simd reduction(+ : sum)
       for (int64_t j = 0; j < c; ++j) {
-        const Real share = own * rights[k * c + j] * (q[i * c + j] + p[i * c + j] * (along + right[j]));
+        const Real share = own * of_right[j] * (q[i * c + j] + p[i * c + j] * (along + said[j]));
         sum += share, to_right[j] += share;
       }
-      to_left[i] = sum;
+      e[i] = sum;
     }
-    add_part(seconds, g, 0, one, k, to_left.data());
-    add_part(seconds, g, 1, one, k, to_right.data());
+    add_part(seconds, g, 0, one, k, e.data());
+    add_part(seconds, g, 1, one, k, t.data());
   }
 }
 
@@ -201,14 +199,18 @@ void Run<Real>::direct_second(const Stage& g, At s, Span span) {
       const Real* said = moves[g.slot] ? moves[g.slot] + item * g.table_item : nullptr;
       Real* to = seconds[g.slot] ? seconds[g.slot] + item * g.table_item : nullptr;
       // The share of each term in its column's sum; divided by what they add up to, as logs are rounded.
-      pairs.resize(std::max<int64_t>(pairs.size(), depth * n)), totals.assign(n, Real(0));
-      for (int64_t k = 0; k < depth; ++k) {
-        Real* row = pairs.data() + k * n;
-        for (int64_t j = 0; j < n; ++j) row[j] = from[k * hop + j] + (x[k] + Real(known - level)) - finite(done[j]);
-        exps(row, row, Real(0), n);
-        for (int64_t j = 0; j < n; ++j) totals[j] += row[j];
-      }
-      for (int64_t j = 0; j < n; ++j) totals[j] = totals[j] > 0 ? 1 / totals[j] : 0;
+      pairs.resize(std::max<int64_t>(pairs.size(), depth * n)), totals.resize(n), h.resize(std::max<int64_t>(h.size(), n));
+      for (int64_t k = 0; k < depth; ++k) x[k] += Real(known - level);
+      for (int64_t j = 0; j < n; ++j) h[j] = finite(done[j]);
+      by_lanes<Real>(n, [&](int64_t j, auto left) {
+        const Lane<Real> sum = load(h.data() + j, left);
+        Lane<Real> total = {};
+        for (int64_t k = 0; k < depth; ++k) {
+          const Lane<Real> share = exp_of<Real>(load(from + k * hop + j, left) + x[k] - sum);
+          store(pairs.data() + k * n + j, share, left), total += share;
+        }
+        store(totals.data() + j, total > Lane<Real>{} ? all(Real(1)) / total : Lane<Real>{}, left);
+      });
       const int64_t start = value(g.table, s, p, 0);
       turned.resize(depth), e.assign(depth, Real(0));
       splits_along(g, item, p, turned.data());
@@ -216,15 +218,20 @@ void Run<Real>::direct_second(const Stage& g, At s, Span span) {
       scattered.resize(n);
       for (int64_t k = 0; k < depth; ++k) {
         const Real *along = said ? said_row(g, said, start, k) : none.data(), own = turned[k];
-        Real *row = pairs.data() + k * n, sum = 0;
-#pragma omp simd reduction(+ : sum)
-        for (int64_t j = 0; j < n; ++j) {
-          row[j] *= totals[j] * (t.second[j] + t.first[j] * (own + along[j] - t.along[j]));
-          sum += row[j];
-        }
+        Real *row = pairs.data() + k * n, *added = to && !is_gathered(g) ? to + start + k * g.row : nullptr;
+        Lane<Real> total = {};
+        by_lanes<Real>(n, [&](int64_t j, auto left) {
+          const Lane<Real> turn = (load(along + j, left) + own) - load(t.along + j, left);
+          const Lane<Real> one = (load(row + j, left) * load(totals.data() + j, left)) *
+                                 (load(t.second + j, left) + load(t.first + j, left) * turn);
+          total += one;
+          if (added) store(added + j, load(added + j, left) + one, left);
+          else store(row + j, one, left);
+        });
+        Real sum = 0;
+        for (int64_t j = 0; j < lanes<Real>(); ++j) sum += total[j];
         e[k] = sum;
-        if (to && !is_gathered(g)) add_to(to + start + k * g.row, row, 1, n);
-        else if (to) for (int64_t j = 0; j < n; ++j) to[rows_at[k] + columns_at[k / each * n + j]] += row[j];
+        if (to && !added) for (int64_t j = 0; j < n; ++j) to[rows_at[k] + columns_at[k / each * n + j]] += row[j];
       }
       add_splits(seconds, g, item, p, e.data());
     }

@@ -69,11 +69,18 @@ bool Run<Real>::is_alone(const Stage& g, At s, int64_t p) const {
 template <typename Real>
 void Run<Real>::find_targets(const Stage& g, At s, Span span) {
   targets.resize(std::max<int64_t>(targets.size(), span.high - span.low + 1)), looks_of_targets = 0;
+  // A sum with terms everywhere that are none of a link has more than that of this one.
+  const auto is_elsewhere = [&](const Alternative& a) {
+    return !a.bounds && a.row < 0 && a.low <= a.high && a.low2 <= a.high2 &&
+           std::none_of(factors + a.first, factors + a.first + a.count, [](const FactorRecord& f) { return f.link >= 0; });
+  };
+  const Stage* into = g.into < 0 ? nullptr : stages + g.into;
+  if (into && std::any_of(alternatives + into->first, alternatives + into->first + into->count, is_elsewhere)) into = nullptr;
   for (int64_t p = span.low; p <= span.high; ++p) {
     Target& to = targets[p - span.low];
     to.g = &g, to.others.clear();
-    if (g.into < 0 || !is_alone(stages[g.into], s, p)) continue;
-    collect_entries(stages[g.into], 0, s, p, g.labels);
+    if (!into || !is_alone(*into, s, p)) continue;
+    collect_entries(*into, 0, s, p, g.labels);
     if (fused_link() != &g - stages) continue;
     to.g = stages + g.into, looks_of_targets = looks_of.size();
     for (const Part& f : factors_of) if (f.f->link < 0) to.others.push_back(f);
