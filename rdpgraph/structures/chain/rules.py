@@ -121,6 +121,8 @@ def _bound_tables(parts: AnyChain, tables: Sequence[Tensor], *, apart: bool) -> 
     total = parts.unary.shape[1]
     # Tables of one step, (B, 1, N, N), are those of all steps of an item.
     each = [table.ndim > 2 and (table.shape[1] != 1 or total == 2) for table in tables]
+    if not total:  # without steps there is no table, and none is read
+        each, tables = [False] * len(tables), [x.new_zeros(x.shape[-2:]) for x in tables]
     links = [
         table if every or table.ndim == 2 else table.reshape(-1, *table.shape[-2:])
         for table, every in zip(tables, each, strict=True)

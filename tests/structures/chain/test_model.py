@@ -406,3 +406,14 @@ def test_the_entropy_over_a_base_adds_its_expectation(low):
         strict=True,
     ):
         assert torch.allclose(one, other, atol=1e-9)
+
+
+@pytest.mark.parametrize("lead", [(), (2,)])
+def test_chains_without_steps_have_answers_whatever_their_tables(lead):
+    model = rg.Chain(torch.zeros(*lead, 0, 2), torch.zeros(*lead, 0, 2, 2))
+    shared = rg.Chain(torch.zeros(*lead, 0, 2), torch.zeros(2, 2))
+    for ask in (
+        rg.Chain.log_partition, rg.Chain.mode, rg.Chain.max_marginals, rg.Chain.entropy,
+        lambda chain: chain.sample(3), lambda chain: chain.k_best(2).scores,
+    ):  # fmt: skip
+        torch.testing.assert_close(ask(model), ask(shared))
