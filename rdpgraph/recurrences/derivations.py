@@ -507,9 +507,11 @@ class _Lists:
 
     def _of_term(
         self, factors: Sequence[NamedTensor], numbers: Sequence[tuple[str, NamedTensor]],
-        sizes: Mapping[str, int], over: Mapping[str, int],
+        sizes: Mapping[str, int], over: Mapping[str, int], first: int = 0,
     ) -> tuple[Tensor, Tensor]:  # fmt: skip
         """The best of cells by one rule: scores (*sizes, k) and choices (*sizes, k, 2 + tables).
+
+        The items, whose name is empty, are those from ``first`` on.
 
         The best of each alternative, the k best alternatives, and of these all that may be among
         the k best: of the i-th one derivations of a product of ranks + 1 that is at most k - i.
@@ -522,7 +524,8 @@ class _Lists:
             for start, length in ((0, half), (half, sizes[name] - half)):
                 some = [x.narrow(name, start, length) for x in factors]
                 each = [(table, x.narrow(name, start, length)) for table, x in numbers]
-                found.append(self._of_term(some, each, {**sizes, name: length}, over))
+                begin = first if name else first + start
+                found.append(self._of_term(some, each, {**sizes, name: length}, over, begin))
             scores, choices = (torch.cat(part, dim) for part in zip(*found, strict=True))
             return scores, choices
         names, full = [*(name for name in sizes if name), *over], (*sizes.values(), *over.values())
@@ -532,7 +535,7 @@ class _Lists:
         best, which = total.topk(few, 1)
         # The lists of the tables that are read at each of these; what is not of the lists is above.
         items = sizes[""]
-        item = torch.arange(items, device=which.device).view(-1, 1, 1)
+        item = torch.arange(first, first + items, device=which.device).view(-1, 1, 1)
         lists, above = list[Tensor](), best
         for table, x in numbers:
             at = x.arranged(names).expand(full).reshape(cells, alternatives).gather(1, which)
