@@ -515,6 +515,20 @@ def test_no_score_exceeds_its_bound(seed):
     assert float(found[0]) - constant == pytest.approx(every.max())
 
 
+def test_an_impossible_item_has_no_bound_by_mini_buckets():
+    """Where these have no time they say nothing of the others, and said NaN of this one."""
+    x, own = rg.VariableArray("x", (6,), 2), torch.zeros(2, 2, dtype=DOUBLE)
+    own[1, 0] = -math.inf
+    graph = rg.FactorGraph([
+        rg.Factor((x[0],), rg.Table(own)),
+        rg.FactorBlock((x[:-2], x[1:-1], x[2:]), rg.Table(torch.ones(2, 2, 2, dtype=DOUBLE))),
+    ]).condition({x[0]: 0})  # fmt: skip
+    with rg.interruptible() as stop:
+        stop.asked = True
+        bounds = ceilings(reduce_graph(graph), frozenset(), seconds=1.0, memory=1e6)
+    assert bounds.tolist() == [math.inf, -math.inf]
+
+
 def log_masses(network, summed) -> np.ndarray:
     """The log-sums over some variables, for each configuration of the others."""
     tables = tables_of(network, 0, zeros=True)
