@@ -221,6 +221,10 @@ class Bound:
         holds = torch.ones((), dtype=torch.bool, device=data.device)
         for one, size in zip(index, dims, strict=True):
             holds = holds & (one >= 0) & (one < size)
+        # Nor are cells read where a condition of the rule does not hold.
+        for form in rule.guards:
+            if form.names <= values.keys():
+                holds = holds & torch.as_tensor(evaluate_form(form, values) >= 0)
         kept = [one.clamp(0, max(0, size - 1)) for one, size in zip(index, dims, strict=True)]
         item = torch.arange(len(data), device=data.device).view(-1, *[1] * len(names))
         late = holds & (data[(item, *kept)] >= values[axis]) if data.numel() else ~holds & holds

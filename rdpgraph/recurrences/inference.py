@@ -429,12 +429,13 @@ class _Sketch:
         for bound in sorted((bound for bounds in found for bound in bounds), key=_simplicity):
             if all(any(_at_most(one, bound) for one in bounds) for bounds in found):
                 return bound
-        some = " and ".join(sorted({str(bounds[0]) for bounds in found}))
-        axis = self.axes[table][k]
+        some = sorted({bounds[0] for bounds in found}, key=_simplicity)
+        axis, few, many = self.axes[table][k], some[0], some[-1]
         line = next(line for line in self.lines if line.table == table)
         raise self.error(
-            f"{axis} of {table} has {some} values by different rules; add a condition to the one "
-            f"that may be cut short, as `if {axis} < {found[-1][0]}`",
+            f"{axis} of {table} has {' and '.join(map(str, some))} values by different rules; add "
+            f"`if {axis} < {many}` to the rule with {few}, whose reads outside of arrays are "
+            f"absent, or `if {axis} < {few}` to the one with {many}, which cuts it short",
             line,
         )
 
@@ -456,10 +457,15 @@ class _Sketch:
         return self._needs_range(self.axes[table][k], line)
 
     def _needs_range(self, name: str, line: Line) -> ModelError:
-        size = next((n for one in self.inputs.values() for d in one.dims for n in d.names), "T")
+        sizes = list(
+            dict.fromkeys(n for one in self.inputs.values() for d in one.dims for n in d.names)
+        )
+        # A variable is often written as its size is, in small letters.
+        size = next((one for one in sizes if one.lower() == name.lower()), "10")
         return self.error(
             f"nothing says how far {name} goes, as no input has it alone as an index; add a "
-            f"condition such as `if {name} < {size}`", line,
+            f"condition such as `if {name} < {size}`, by a number or by one of the sizes "
+            f"{', '.join(sizes) or '(there are none)'}", line,
         )  # fmt: skip
 
     def with_ranges(

@@ -66,6 +66,10 @@ END = "\n goal += a[lengths-1, n]"
             "a[t, n] += a[t-1, m] * transition[m, n]" + END,
             "nothing says how far t goes.*`if t < T`",
         ),
+        (
+            "b[0, k] += 1\n a[t, n] += sites[t, n] * b[0, k]" + END,
+            "nothing says how far k goes.*`if k < 10`, by a number or by one of the sizes",
+        ),
         ("a[t, n] += sites[t, n] * transition[m, K]" + END, "K is the size of no input"),
         ("a[t, n] += sites[t, lengths]" + END, "only reads of the goal have the index lengths"),
         ("a[t, n] += sites[t, transition[0, n]]" + END, "transition holds logs, no indices"),
@@ -165,6 +169,48 @@ def test_a_rule_that_does_not_hold_for_all_cells_goes_through_rows():
         for states in itertools.product(range(2), repeat=5)
     ]  # fmt: skip
     torch.testing.assert_close(found, torch.stack(every).logsumexp(0))
+
+
+def test_conditions_say_which_cells_data_may_name():
+    """Node 0 has no node before it, so what its data say is not read."""
+    rules = """
+        a[v, n] += sites[v, n]
+        a[v, n] += sites[v, n] * links[n, m] * a[before[v], m] if 0 < v
+        goal    += a[V-1, n]
+    """
+    inputs = {"sites": Input("V N"), "links": Input("N N"), "before": Input("V", whole=True)}
+    kind = recurrence(rules, **inputs)
+    sites, links = torch.randn(4, 2).double(), torch.randn(2, 2).double()
+    before, sums = [0, 0, 1, 1], list[torch.Tensor]()
+    for v, below in enumerate(before):
+        more = links.exp() @ sums[below] if v else torch.zeros(2).double()
+        sums.append(sites[v].exp() * (1 + more))
+    found = kind(sites, links, torch.tensor(before)).log_partition()
+    torch.testing.assert_close(found, sums[-1].sum().log())
+    with pytest.raises(ModelError, match=r"needs before\[v\] below v"):
+        kind(sites, links, torch.tensor([0, 1, 1, 1]))
+
+
+def test_either_advice_on_sizes_that_differ_can_be_followed():
+    rules = """
+        a[0, 0] += 1
+        a[i, j] += a[i-1, j] * x[i-1] if {one}
+        a[i, j] += a[i, j-1] * y[j-1] if j <= J and {other}
+        goal    += a[{last}, J]
+    """
+    wrong = rules.format(one="j <= J", other="i < J", last="I")
+    told = r"`if i < I \+ 1` to the rule with J, .* or `if i < J` to the one with I \+ 1"
+    with pytest.raises(ModelError, match=told):
+        recurrence(wrong, x=Input("I"), y=Input("J"))(torch.zeros(2), torch.zeros(3))
+    for one, other, last, count in (
+        ("j <= J", "i < I + 1", "I", math.comb(5, 2)),
+        ("j <= J and i < J", "i < J", "J-1", math.comb(5, 2)),
+    ):
+        text = rules.format(one=one, other=other, last=last)
+        made = recurrence(text, x=Input("I"), y=Input("J"))
+        sizes = (2, 3) if last == "I" else (4, 3)
+        found = made(*map(torch.zeros, sizes)).log_partition().exp()
+        assert found.round() == count, (text, found)
 
 
 @pytest.mark.parametrize(
