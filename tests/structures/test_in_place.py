@@ -183,7 +183,8 @@ def test_what_is_written_is_seen_by_every_question(name, dtype):
     model = in_type(name, dtype)
     answers(model)
     for path, tensor in places(model):
-        write(path, tensor, "add")
+        if path != ("original", "lengths"):  # at which the weights of kept states were cut
+            write(path, tensor, "add")
     torch.testing.assert_close(answers(model), answers(mapped(model, torch.Tensor.clone)))
 
 
