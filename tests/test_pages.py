@@ -153,7 +153,10 @@ def test_members_that_a_private_base_has_are_described() -> None:
             name
             for base in private
             for name, member in vars(base).items()
-            if name[0] != "_" and getattr(member, "__doc__", None) and name not in known
+            if name[0] != "_"
+            and getattr(member, "__doc__", None)
+            and name not in known
+            and not isinstance(member, int)
         } - {"crosses"}  # of pickles
         assert not lacking or ":inherited-members:" in options, (kind, lacking)
 

@@ -136,15 +136,15 @@ def _is_exported() -> bool:
 class Opaque:
     """Make the public methods, properties and constructors of subclasses opaque.
 
-    Those that answers ask for many times, and that read no values, are `transparent`.
+    Those that answers ask for many times, and that read no values, are `_transparent`.
     """
 
-    transparent: ClassVar[frozenset[str]] = frozenset()
+    _transparent: ClassVar[frozenset[str]] = frozenset()
 
     def __init_subclass__(cls, **options: Any) -> None:
         super().__init_subclass__(**options)
         for name, member in list(vars(cls).items()):
-            if name in cls.transparent:
+            if name in cls._transparent:
                 continue
             if name.startswith("_") and name not in ("__init__", "__post_init__", "__getitem__"):
                 continue

@@ -128,7 +128,7 @@ class Recurrence(Structure):
         unary: Any
 
     why_no_graph = "its rules may score what factors of few sites cannot"
-    transparent = frozenset({"batch_shape", "inputs", "name", "written", "written_for"})
+    _transparent = frozenset({"batch_shape", "inputs", "name", "written", "written_for"})
 
     rules: ClassVar[str] = ""
     declared: ClassVar[Declared] = ()

@@ -172,16 +172,16 @@ def test_structures_name_them_too(make, batch):
 
 
 def checks() -> torch.Tensor:
-    """(18, 4) bits."""
+    """(144, 4) bits."""
     generator = torch.Generator().manual_seed(3)
-    order = [torch.randperm(24, generator=generator) for _ in range(3)]
+    order = [torch.randperm(192, generator=generator) for _ in range(3)]
     return torch.cat(order).reshape(-1, 4)
 
 
 def words(flips: torch.Tensor) -> tuple[rg.VariableArray, rg.FactorGraph]:
-    """Received words of a random parity-check code, 24 bits and 18 checks of 4."""
+    """Received words of a random parity-check code, 192 bits and 144 checks of 4."""
     order = checks()
-    bits = rg.VariableArray("bit", (24,), 2)
+    bits = rg.VariableArray("bit", (192,), 2)
     odds = 1.0 - 2.0 * flips.double()
     parities = rg.FactorBlock(tuple(bits[order[:, slot]] for slot in range(4)), rg.Xor(4, parity=0))
     channel = rg.FactorBlock((bits,), rg.Table(torch.stack([odds, -odds], -1)))
@@ -190,7 +190,7 @@ def words(flips: torch.Tensor) -> tuple[rg.VariableArray, rg.FactorGraph]:
 
 def test_words_that_are_not_decoded_come_with_their_violations(ticking):
     generator = torch.Generator().manual_seed(0)
-    flips = torch.rand(6, 24, generator=generator) < torch.tensor([0.0, 0.5] * 3).unsqueeze(1)
+    flips = torch.rand(6, 192, generator=generator) < torch.tensor([0.0, 0.5] * 3).unsqueeze(1)
     bits, graph = words(flips)
     posterior = rg.infer(graph, scheduler=rg.Loopy(sweeps=20))
     ticking()  # no search is begun
