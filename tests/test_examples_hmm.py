@@ -251,6 +251,7 @@ def test_a_second_run_in_a_folder_is_refused(begun_run, text):
     assert call(module, "train", text, "--out", out).exit_code == 0
 
 
+@pytest.mark.long
 def test_samples_of_another_model_become_one_that_is_read(tmp_path):
     pytest.importorskip("matplotlib")
     pytest.importorskip("safetensors")

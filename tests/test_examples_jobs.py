@@ -36,6 +36,7 @@ def test_trees_of_species_are_pruned_as_by_hand(run, capsys):
     assert "of the ancestors' letters are right" in capsys.readouterr().out
 
 
+@pytest.mark.long
 def test_covariates_drive_states_and_choices(run, capsys):
     found = run("plot_covariates")
     scores = found["scores"]

@@ -69,6 +69,7 @@ def test_one_command_remakes_all_tables(run, text, tmp_path):
     assert (tmp_path / "table5" / "8-2-2-0" / "checkpoint.pt").exists()
 
 
+@pytest.mark.long
 def test_tables_go_on_from_their_store(run, tmp_path):
     options = ("--quick", "--kinds", "dense", "--tables", "log-z", "--store", tmp_path / "a.jsonl")
     assert "| a pilot's | - |" in run(

@@ -224,6 +224,7 @@ def test_calibrated_confidence_is_that_of_shots():
     assert exact.calibrated(5) is exact
 
 
+@pytest.mark.long
 def test_confidence_is_known_up_to_its_standard_error():
     """Of many calibrations, beside P(l | s) by all errors: no more than chance is far away."""
     model = memory(4, 5, 0.08)
@@ -317,6 +318,7 @@ def test_what_is_known_needs_no_simulated_shots():
     assert float(quiet.doubt) < 1e-8
 
 
+@pytest.mark.long
 def test_doubts_count_what_was_dropped():
     """The share of the decision in what was kept tells less than with an estimate of the rest."""
     model = memory(5, 20, 0.03)

@@ -101,6 +101,7 @@ def test_intervals_of_few_replicates_are_wide():
     assert status.remedy.startswith("only 2 of the recommended 16 replicates")
 
 
+@pytest.mark.long
 def test_few_replicates_of_heavy_tails_are_not_sure():
     model = rg.Chain(torch.zeros(6, 400, dtype=torch.float64), 3 * draw(400, 400))
     estimator = rg.Randomized.default(keep=40, replicates=16)

@@ -307,6 +307,7 @@ def test_tables_start_at_the_counts_of_complete_rows_with_one_added():
     assert network.graph_.cpt("b").flatten().tolist() == pytest.approx([2 / 3, 1 / 3, 1 / 2, 1 / 2])
 
 
+@pytest.mark.long
 def test_manners_of_scikit_learn():
     base = pytest.importorskip("sklearn.base")
     selection = pytest.importorskip("sklearn.model_selection")

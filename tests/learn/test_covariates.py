@@ -88,6 +88,7 @@ def test_likelihoods_are_sums_over_all_paths():
     assert model.score(X, lengths) == pytest.approx(each, rel=1e-12)
 
 
+@pytest.mark.long
 def test_em_never_falls_and_ends_where_gradients_vanish():
     covariates = drawn(400, 2, seed=1)
     truth = learn.HMM(

@@ -192,6 +192,7 @@ def test_a_start_where_the_gradient_is_nearly_zero_is_no_maximum() -> None:
     assert far == pytest.approx(near, abs=1e-3)
 
 
+@pytest.mark.long
 def test_a_density_that_narrows_to_a_value_is_no_maximum() -> None:
     data = torch.full((12,), 3.0)
     start = {"loc": 0.0, "scale": 1.0}
@@ -202,6 +203,7 @@ def test_a_density_that_narrows_to_a_value_is_no_maximum() -> None:
     assert float(found.emission_.parameters["loc"]) == pytest.approx(3.0, abs=1e-6)
 
 
+@pytest.mark.long
 def test_rounding_is_not_taken_for_likelihood() -> None:
     """Torch's density of Student is wrong from 1e12 degrees of freedom on."""
     data = reals(20)

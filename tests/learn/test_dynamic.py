@@ -168,6 +168,7 @@ def test_complete_series_are_counted():
     )
 
 
+@pytest.mark.long
 def test_fits_with_gaps_and_hidden_variables_climb():
     truth = network()
     generator = torch.Generator().manual_seed(3)

@@ -60,6 +60,7 @@ def test_probabilities_are_normalised_over_dims_of_their_table(over):
         Probabilities(torch.zeros(2, 3), over=over)
 
 
+@pytest.mark.long
 def test_fits_in_inference_mode_are_the_same():
     em = EM(model, start(prior=0.5), limit=20)
     fits = em.fit(rows()), fit_by_gradient(em, rows())

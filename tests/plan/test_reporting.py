@@ -66,6 +66,7 @@ def test_answers_do_not_depend_on_reports(at_once):
     assert torch.equal(again.log_partition, plain.log_partition)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     "scheduler",
     [

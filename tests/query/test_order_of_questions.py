@@ -160,6 +160,7 @@ def test_slices_have_all_of_the_time_for_every_answer(ticking):
         torch.testing.assert_close(posterior.max_marginals()["y"], wanted)
 
 
+@pytest.mark.long
 def test_a_marginal_mode_of_a_recognised_chain_is_searched_where_it_does_not_fit():
     steps, states = 5, 40
     x = rg.VariableArray("x", (steps,), states)

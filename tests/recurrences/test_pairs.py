@@ -93,6 +93,7 @@ def test_the_best_score_with_each_rule_is_that_of_a_derivation(states: int):
     torch.testing.assert_close(bound.max_marginals()["table"], expected)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("case", CASES)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 def test_many_draws_are_as_frequent_as_they_are_probable(case: str, dtype: torch.dtype):

@@ -245,6 +245,7 @@ def test_the_gradient_by_ranks_between_segments():
     assert torch.autograd.gradgradcheck(log_z, (unary, *sides), fast_mode=True)
 
 
+@pytest.mark.long
 def test_segments_of_a_hundred_thousand_labels():
     """No table of 10^10 entries is made."""
     low = rg.LowRank(drawn(100_000, 2, seed=1), drawn(100_000, 2, seed=2))

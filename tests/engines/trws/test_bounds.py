@@ -280,6 +280,7 @@ def test_compiled_sweeps_and_those_in_numpy_bound_alike(kind, monkeypatch):
         torch.testing.assert_close(one, other, rtol=1e-6, atol=1e-6)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("dtype", first_short([torch.float32, torch.float64], 1))
 def test_bounds_of_large_graphs_agree_with_those_given_evidence(dtype):
     # Z is the sum of Z given each state of a variable, whatever the size of the graph.
