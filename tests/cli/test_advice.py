@@ -63,6 +63,7 @@ ADVISED = {
 }  # fmt: skip
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("case", ADVISED)
 def test_advice_is_in_options_and_works(case: str, run, grids) -> None:
     (model, *asked), advice, followed = ADVISED[case]

@@ -239,6 +239,7 @@ def test_marginals_of_an_assignment_add_up_without_a_limit():
         torch.testing.assert_close(chosen.sum(dim), torch.ones(size), atol=1e-2, rtol=0.0)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(("scale", "answers"), [(1.0, "join graph"), (3.0, "loopy")])
 def test_a_plan_says_which_messages_are_first_and_which_others_may_answer(scale, answers):
     graph, scheduler = grid(5, scale), rg.Auto(memory=1e3, seconds=2.0)

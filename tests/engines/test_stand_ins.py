@@ -61,6 +61,7 @@ def test_answers_are_those_of_scores_that_are_low_enough(scheduler, low):
             torch.testing.assert_close(one, other, atol=1e-4, rtol=0)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("low", LOW)
 def test_estimates_that_converged_are_within_their_error(low):
     for seed in range(3):

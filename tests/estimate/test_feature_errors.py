@@ -80,6 +80,7 @@ def test_sampled_moments_are_those_of_two_copies():
     assert float(found.relative_variance) == pytest.approx(float(exact), rel=0.1)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("shape", ["chain", "star"])
 def test_one_map_for_all_to_first_order(shape):
     """Many features: what is left out is of order 1 / d^2."""

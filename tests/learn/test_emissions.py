@@ -125,6 +125,7 @@ def test_entries_that_are_missing_are_summed_out(name: str) -> None:
     assert not bool(found.isnan().any())
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", EXAMPLES)
 def test_statistics_add_up_and_parameters_are_pickled(name: str) -> None:
     emission, observed, _ = example(name)

@@ -88,6 +88,7 @@ MODELS = {
 }  # fmt: skip
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", MODELS)
 def test_a_saved_model_is_the_same(tmp_path, name):
     data = torch.randn(20, 2, generator=torch.Generator().manual_seed(0), dtype=torch.float64)

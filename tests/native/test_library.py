@@ -117,6 +117,7 @@ def test_a_build_says_so_once(cache, caplog):
     assert [str(cache) in record.getMessage() for record in caplog.records] == [True]
 
 
+@pytest.mark.long
 @needs_kernel
 @pytest.mark.parametrize("damage", [cut, empty, flipped, renamed, writable, planted, foreign])
 def test_a_damaged_file_is_built_anew(damage, cache):

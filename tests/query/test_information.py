@@ -194,6 +194,7 @@ STRUCTURES = ["chain", "chain of low rank", "matching", "semi-Markov", "hypertre
               "non-projective"]  # fmt: skip
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("route", STRUCTURES)
 def test_structures_by_enumeration(route):
     structure = small(route)
