@@ -398,8 +398,10 @@ class Matching(SummedScores):
     def score(self, states: Tensor) -> Tensor:
         """(*lead, *batch) the summed log-potentials of matchings; -inf for what is none.
 
+        That includes states other than 0 and 1.
+
         Raises:
-            EvidenceError: another shape, or other states than 0 and 1.
+            EvidenceError: another shape, or states that are no whole numbers.
         """
         shape = self.states_shape
         fits = isinstance(states, Tensor) and not states.is_floating_point()
@@ -409,9 +411,11 @@ class Matching(SummedScores):
                 f"{getattr(states, 'dtype', type(states).__name__)} of shape "
                 f"{tuple(getattr(states, 'shape', ()))}."
             )
+        # The sum over chosen pairs. What has other states than 0 and 1 is no matching.
         whole = (states == 0) | (states == 1)
         some = torch.where(whole, states, 0).long()
         picked = self.unary.expand(*some.shape, 2).gather(-1, some.unsqueeze(-1)).squeeze(-1)
+        # A matching has at most one pair at each vertex, and one where it must have a partner.
         flat = self._flat(some)
         ends = torch.from_numpy(self.pairs.ends).to(flat.device)
         counts = flat.new_zeros(*flat.shape[:-1], self.pairs.vertices)
