@@ -281,6 +281,8 @@ def _doubled(graph: FactorGraph, features: int, moment: SecondMoment) -> FactorG
         scopes = block.scopes, block.scopes + count
         potential = block.select()
         if isinstance(potential, Bilinear):
+            # A table over both copies: features that the copies share make their errors depend on
+            # each other, so that it is no product of two tables.
             left, right = _sides(block)
             right = -right if moment is waves else right
             sums = (left.unsqueeze(-2) + right.unsqueeze(-3)).flatten(-3, -2)
@@ -292,6 +294,7 @@ def _doubled(graph: FactorGraph, features: int, moment: SecondMoment) -> FactorG
             blocks.append(Block(torch.cat(scopes, 1), values, values.lead(4)[-1:], None, scopes[0]))
         else:
             blocks += [replace(block, scopes=numbers) for numbers in scopes]
+    # The second copy has variables of its own, and the same evidence.
     names = {entry.name for entry in graph.variables}
     entries = [*graph.variables, *map(_copies(names), graph.variables)]
     observed = graph.observed

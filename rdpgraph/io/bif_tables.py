@@ -307,10 +307,11 @@ class _Body:
         """Read ``(names) numbers``, ``default numbers``, ``table numbers`` or ``property``."""
         text, data = self._text, self._text.data
         head = text.next(start, stop)
-        if head is None:
+        if head is None:  # nothing but blanks, which only the end of a block may have
             if stop < self._end:
                 self._fail_at_statement(stop)
         elif head[0] == b"(":
+            # A row: the states of the parents say where its probabilities go.
             close = data.find(b")", head.end(), stop)
             if close < 0:
                 text.fail(stop, "')'")
@@ -322,6 +323,7 @@ class _Body:
             self._default = self._numbers(head.end(), stop, self._size)
             self._sums &= is_conditional(self._default, 0)
         elif head[0] == b"table" and not self._whole:
+            # All rows at once, read into the table itself where they can be.
             values = self._numbers(head.end(), stop, self._size * self._rows)
             self._whole = True
             if self._values is not None and self._values is not values:

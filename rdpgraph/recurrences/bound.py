@@ -147,12 +147,14 @@ class Bound:
                     )
         if len(program.logs) == len(program.inputs):
             return
+        # Data are read where they are new, or were written to since they were seen.
         data = tuple(self.given[array.name] for array in program.inputs if array.whole)
         seen = _FITTING.get(self._shapes)
         if seen is not None and seen.is_current(data):
             return
         self._check_data(program)
         kept = Kept.of(None, data)
+        # What counts no writes, as in inference mode, is read every time.
         if kept is not None:
             _FITTING[self._shapes] = kept
         while len(_FITTING) > _MOST_FITTING:

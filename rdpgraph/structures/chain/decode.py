@@ -91,12 +91,16 @@ def max_marginals(parts: AnyChain) -> Unary:
         return unary
     watched = isinstance(link, Tensor) and (unary.requires_grad or link.requires_grad)
     watched = watched and torch.is_grad_enabled()
+    # Gradients pass through the best prefixes and suffixes, which torch finds too where there is no
+    # compiled code; all else is answered by the rules, if these have the transition.
     by_rows = watched
     if not watched and not _is_by_pairs(parts):
         bound = rules.bound(parts, maxima=True)
         by_rows = isinstance(link, Tensor) and not bound.is_compiled
         if not by_rows:
             return bound.max_marginals("unary")["unary"].reshape(unary.shape).to(unary)
+    # The best sequence through a state is its best prefix and its best suffix, of many steps: in
+    # float64.
     wide = parts.double()
     with torch.set_grad_enabled(watched):
         if by_rows:

@@ -35,6 +35,7 @@ def write_rules(arity: int, *, kept: bool) -> tuple[Declared, str]:
     Node 0 has one derivation, which is empty: it is the tail where a hyperedge lacks one. Where
     some hyperedges are ``kept``, each of M nodes has K, which may differ from item to item.
     """
+    # Kept edges lie by their nodes, in a table; all edges in one list, of which a node has a row.
     edge, sizes = ("v - 1, k", "M K") if kept else ("e", "E")
     declared = {"unary": Input(sizes)}
     if not kept:
